@@ -56,7 +56,7 @@ check-prose: ## Checks for phrases to avoid and comments over 100 columns: PATHS
 	@scripts/check-prose $(PATHS)
 
 limits: ## Writes the table of limits in ARCHITECTURE.md
-	QUORLOCK_WRITE_LIMITS=1 cargo test --quiet --package quorlock --test architecture table_of_limits
+	QUORLOCK_WRITE_LIMITS=1 cargo test --quiet --package quorlock --test module table_of_limits
 
 docs: ## Builds the book and the reference of the client (target/doc/book, target/doc)
 	@scripts/docs
@@ -95,7 +95,7 @@ test-leaks: setup ## Drops, cancels or cuts off a million acquires: fails if a k
 
 test-distant: setup ## Acquires locks for a minute on nodes that are 200 ms away, with the default settings: fails if a lock is not acquired
 	cargo build --package quorlock
-	QUORLOCK_DISTANT_S=60 cargo test --package quorlock-client --test limits -- --nocapture every_lock_is_acquired
+	QUORLOCK_DISTANT_S=60 cargo test --package quorlock-client --test client -- --nocapture every_lock_is_acquired
 
 test-setup: ## Runs setup on fresh Debian systems, builds the module there, and acquires a lock
 	@scripts/test-setup $(SYSTEMS)

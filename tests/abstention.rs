@@ -1,10 +1,8 @@
 //! A node that may have forgotten locks grants none until they have ended, and reports that.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, append_only, command};
+use crate::common::{PATIENCE, append_only, command};
 use quorlock_testkit::{
     Inject as _, Server, ServerBuilder, WallClock, eventually, holds_within, module_path,
 };

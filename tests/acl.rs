@@ -1,10 +1,8 @@
 //! The permissions of programs that lock, and of operators.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::{command, server};
+use crate::common::{command, server};
 use quorlock_testkit::Server;
 use redis::{Connection, Value, cmd};
 

@@ -214,6 +214,22 @@ fn every_page_of_docs_is_a_chapter_of_the_book() {
     }
 }
 
+#[test]
+fn every_file_of_tests_belongs_to_a_program() {
+    for package in ["", "crates/cli/", "crates/client/", "crates/core/"] {
+        let manifest = read(format!("{package}Cargo.toml"));
+        let program = read(format!("{package}tests/main.rs"));
+        for file in files(&format!("{package}tests")) {
+            let name = file.strip_prefix(format!("{package}tests")).expect("the folder");
+            let module = name.to_str().expect("UTF-8").trim_end_matches(".rs");
+            let is_program = manifest.contains(&format!("\"tests/{module}.rs\""));
+            let is_module = program.contains(&format!("mod {module};"));
+            let is_nested = module.contains('/') || name.extension().is_none_or(|it| it != "rs");
+            assert!(is_program || is_module || is_nested, "{package}tests/main.rs lacks {module}");
+        }
+    }
+}
+
 /// Whether a line of code has a time, or a factor of a time, that has no name.
 fn has_unnamed_limit(line: &str) -> bool {
     const TIMES: [&str; 7] =

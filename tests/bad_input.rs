@@ -1,10 +1,6 @@
 //! Refused commands: the right error, no trace, and no harm to the server.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
-use common::{RedisCli, command, info, server_and_cli};
+use crate::common::{RedisCli, command, info, server_and_cli};
 #[cfg(target_os = "linux")]
 use quorlock_testkit::Server;
 use redis::Cmd;

@@ -1,12 +1,8 @@
 //! The effects of the commands, as a user of redis-cli sees them.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
 use std::collections::HashMap;
 
-use common::{PATIENCE, RedisCli, Waiter, command, server, server_and_cli};
+use crate::common::{PATIENCE, RedisCli, Waiter, command, server, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::FromRedisValue as _;
 use redis::Value::{self, Array, BulkString, Int, Map, Nil};

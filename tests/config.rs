@@ -1,10 +1,8 @@
 //! The settings `lock.*`, and the errors for wrong ones.
 
-mod common;
-
 use std::fs;
 
-use common::{PATIENCE, command, log_of_refusal};
+use crate::common::{PATIENCE, command, log_of_refusal};
 use quorlock_testkit::{Server, ServerBuilder, eventually, module_path};
 use redis::{Connection, RedisResult, cmd};
 

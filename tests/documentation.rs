@@ -1,14 +1,10 @@
 //! The server's descriptions of the commands are true, and the shipped configuration works.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use common::{RedisCli, command, server_and_cli};
+use crate::common::{RedisCli, command, server_and_cli};
 use quorlock_testkit::{Server, module_path};
 use redis::Value::{self, Int};
 use redis::{Cmd, FromRedisValue};

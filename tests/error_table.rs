@@ -1,8 +1,6 @@
 //! docs/commands.md contains every error reply that this test provokes, word for word.
 
-mod common;
-
-use common::{Waiter, command};
+use crate::common::{Waiter, command};
 use quorlock_testkit::Server;
 
 const DOCUMENTED: &str = include_str!("../docs/commands.md");

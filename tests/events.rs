@@ -1,13 +1,9 @@
 //! Keyspace events, caches and WATCH behave as with the equivalent plain commands.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
 use std::collections::HashSet;
 use std::sync::mpsc;
 
-use common::{PATIENCE, RedisCli, server, server_and_cli};
+use crate::common::{PATIENCE, RedisCli, server, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, BulkString, Int, Nil};
 use redis::{PubSub, PushInfo, PushKind};

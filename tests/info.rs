@@ -1,10 +1,8 @@
 //! The fields of `INFO lock`, which the documentation lists.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::{PATIENCE, command, server};
+use crate::common::{PATIENCE, command, server};
 use quorlock_testkit::{Inject as _, Server, WallClock, eventually};
 use redis::{Connection, cmd};
 

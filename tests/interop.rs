@@ -1,10 +1,8 @@
 //! Programs that lock the same keys with plain commands, and operators who change the keys.
 
-mod common;
-
 use std::collections::HashMap;
 
-use common::{PATIENCE, RedisCli, command, server, server_and_cli};
+use crate::common::{PATIENCE, RedisCli, command, server, server_and_cli};
 use quorlock_testkit::eventually;
 use redis::Value::{self, Int, Nil, Okay};
 

@@ -1,10 +1,6 @@
 //! The server knows the keys of every command: for permissions, for redirection and for tools.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
-use common::{RedisCli, command, server_and_cli};
+use crate::common::{RedisCli, command, server_and_cli};
 use redis::Value::{Int, Nil, Okay};
 
 const OUT_OF_RANGE: &str = "ERR numkeys must be between 1 and 64";

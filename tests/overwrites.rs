@@ -4,9 +4,7 @@
 //! own mirror that expired early. The mirror expires no earlier than the lock, however old the
 //! server's cached time is.
 
-mod common;
-
-use common::{PATIENCE, RedisCli, command, info, server_and_cli};
+use crate::common::{PATIENCE, RedisCli, command, info, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Int, Nil, Okay};
 

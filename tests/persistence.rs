@@ -1,13 +1,11 @@
 //! Files and replicas hold plain strings that expire with the lock, and need no module. The module
 //! does not change what other commands write to them.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::{PATIENCE, RedisCli, append_only, appended, command, replicate, server_and_cli};
+use crate::common::{
+    PATIENCE, RedisCli, append_only, appended, command, replicate, server_and_cli,
+};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Int, Nil};
 

@@ -1,13 +1,9 @@
 //! A master propagates every lock to its replicas, whatever happened to the master before.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use common::{RedisCli, is_replica_of, replicate, replication_field};
+use crate::common::{RedisCli, is_replica_of, replicate, replication_field};
 use quorlock_testkit::{Server, ServerBuilder, eventually};
 use redis::Value::{Int, Nil};
 

@@ -1,13 +1,9 @@
 //! `LOCK.SCAN` on real servers: every lock of the database, a bounded slice in each call.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use common::{RedisCli, command, server, server_and_cli};
+use crate::common::{RedisCli, command, server, server_and_cli};
 use redis::FromRedisValue as _;
 use redis::Value::{self, Array, BulkString, Int, Map};
 

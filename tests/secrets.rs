@@ -1,14 +1,10 @@
 //! MONITOR and SLOWLOG show no token: with it, another client could release and extend the lock.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use common::{RedisCli, Waiter, append_only, command, server_and_cli};
+use crate::common::{RedisCli, Waiter, append_only, command, server_and_cli};
 use quorlock_testkit::Server;
 use redis::Value;
 

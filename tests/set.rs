@@ -1,10 +1,8 @@
 //! The setting `lock.set`: the set to which this node belongs.
 
-mod common;
-
 use std::fs;
 
-use common::log_of_refusal;
+use crate::common::log_of_refusal;
 use quorlock_testkit::{Server, ServerBuilder, module_path};
 use redis::{Connection, RedisResult, cmd};
 

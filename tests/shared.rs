@@ -1,12 +1,10 @@
 //! Shared locks on real servers: many readers, no writer beside them, and no starvation.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
 use std::collections::HashMap;
 
-use common::{PATIENCE, RedisCli, Waiter, append_only, command, info, replicate, server_and_cli};
+use crate::common::{
+    PATIENCE, RedisCli, Waiter, append_only, command, info, replicate, server_and_cli,
+};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Array, BulkString, Int, Nil};
 

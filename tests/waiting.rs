@@ -1,14 +1,10 @@
 //! `LOCK.ACQUIRE … WAIT` on a real server: every waiter is answered, whatever ends the lock or the
 //! wait.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, RedisCli, Waiter, append_only, appended, command, info, server};
+use crate::common::{PATIENCE, RedisCli, Waiter, append_only, appended, command, info, server};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Int};
 use redis::cmd;

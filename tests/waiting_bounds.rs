@@ -1,15 +1,11 @@
 //! Waiters that cannot be served delay no other client, however many there are.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use common::{RedisCli, info, server_and_cli};
+use crate::common::{RedisCli, info, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Int, Nil};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

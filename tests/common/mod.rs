@@ -1,8 +1,6 @@
 //! Helpers of the module's tests: a connection that works like redis-cli, a waiting client,
 //! replication, and the content of the append-only file.
 
-#![allow(dead_code, reason = "each test file uses only a part")]
-
 use std::fs;
 use std::net::Ipv4Addr;
 use std::thread::{self, JoinHandle};
@@ -257,10 +255,6 @@ impl Waiter {
     pub(crate) fn error(self) -> String {
         let error = self.result().expect_err("the wait ends with an error");
         words(&error).unwrap_or_else(|| panic!("{error}"))
-    }
-
-    pub(crate) fn waits(&self) -> bool {
-        !self.result.is_finished()
     }
 
     #[track_caller]

@@ -1,16 +1,11 @@
 //! Where the nodes, the user, the password and the defaults come from.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::*;
+use crate::common::*;
 use quorlock_testkit::Nodes;
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -216,7 +211,7 @@ fn file_with_a_secret_that_others_can_read_is_reported() {
     assert_error(&output, 0, "warning: ");
     assert_contains(stderr(&output), "chmod 600");
 
-    let urls = common::urls_with(&nodes, "user=locker&pass=s3cret%2F%40%20%26");
+    let urls = crate::common::urls_with(&nodes, "user=locker&pass=s3cret%2F%40%20%26");
     let file = files.write("urls.toml", &format!("nodes = {urls:?}"));
     assert_succeeds(&run_with(&file));
     files.allow("urls.toml", 0o644);

@@ -1,11 +1,6 @@
 //! `quorlock exporter` on real nodes, and the alerts and the dashboard of contrib/ with a real
 //! Prometheus that scrapes it.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use common::*;
+use crate::common::*;
 use quorlock_testkit::{
     Direction, Inject as _, Nodes, Proxy, ReservedPort, Server, WallClock, eventually, holds_within,
 };

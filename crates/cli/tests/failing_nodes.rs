@@ -1,18 +1,13 @@
 //! Nodes that hang, and nodes with hostile error texts: the subcommands end in time, name the
 //! silent nodes, and escape what they print.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::*;
+use crate::common::*;
 use quorlock_testkit::{Nodes, Server, eventually};
 
 /// More than each of these subcommands takes, and less than the client's default limit to connect.

@@ -1,17 +1,12 @@
 //! `quorlock status`, `doctor` and `restart-nodes` on healthy fleets, and on servers with real
 //! faults.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use quorlock_testkit::{
     Direction, Inject as _, Nodes, Proxy, Server, ServerBuilder, WallClock, eventually,
 };

@@ -1,15 +1,10 @@
 //! The texts of `--help`, errors that point to it, man pages and shell completions.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use common::*;
+use crate::common::*;
 use tempfile::TempDir;
 
 #[test]

@@ -1,13 +1,8 @@
 //! `quorlock inspect` and `quorlock list`.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::process::Output;
 
-use common::*;
+use crate::common::*;
 use quorlock_testkit::Nodes;
 use serde_json::Value;
 

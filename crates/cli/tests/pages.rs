@@ -1,16 +1,11 @@
 //! What the README and the pages of the book show is right: sessions, commands, figures, and the
 //! objects for Kubernetes. `make test-dist` runs the other commands of the pages.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
-use common::*;
+use crate::common::*;
 use quorlock_testkit::{Nodes, Server};
 use rustix::process::Signal;
 use serde_json::Value;

@@ -3,17 +3,12 @@
 //! Each command locks one file with `flock` until all of its processes have ended. A command that
 //! finds the file locked runs beside another command, and prints `together` instead of `alone`.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::iter;
 use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use quorlock_client::{ExtendError, LostError, blocking};
 use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually};
 use tempfile::NamedTempFile;
@@ -257,7 +252,7 @@ fn handle_of_a_revoked_lock_cannot_be_extended() {
     let handle = stdout(&output).trim().to_owned();
     let revocation = revoke_and_wait(&nodes);
     let output =
-        output_retried_on_122(|| common::with_input(on(&nodes, "extend").arg("-"), &handle));
+        output_retried_on_122(|| crate::common::with_input(on(&nodes, "extend").arg("-"), &handle));
     assert_eq!((code(output.status), stdout(&output)), (120, ""));
     assert_contains(stderr(&output), "an operator revoked the lock");
     assert_eq!(code(revocation.wait_for_end().status), 0);

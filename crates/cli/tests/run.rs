@@ -1,17 +1,12 @@
 //! `quorlock run`: the command under its lock, its exit codes, the options that `flock` has too,
 //! signals, and `--hold-at-least`, with which one of many machines runs a job.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use std::{slice, thread};
 
-use common::*;
+use crate::common::*;
 use quorlock_testkit::{Nodes, Server, eventually};
 use rustix::process::Signal;
 
@@ -99,7 +94,7 @@ fn dead_or_hanging_minority_does_not_block_a_run() {
     let output = run_script(&nodes, &LONG_NODE_TIMEOUT, "echo ran").output().unwrap();
     assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "ran\n", ""));
     nodes[1].resume();
-    common::wait_until_free(&nodes);
+    crate::common::wait_until_free(&nodes);
 }
 
 #[test]

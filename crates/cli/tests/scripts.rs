@@ -1,17 +1,12 @@
 //! `quorlock acquire`, `extend` and `release`: locks for scripts.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::*;
+use crate::common::*;
 use quorlock_testkit::{Nodes, Server, eventually, holds_within};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -140,7 +135,7 @@ fn detached_lock_is_labelled_with_the_script_that_keeps_its_handle() {
     let urls = nodes.urls().join(",");
     let script = "echo $$; handle=$(quorlock acquire --ttl 60s k)
         echo acquired; read go; quorlock extend \"$handle\"; echo extended; read go";
-    let mut running = Running::start(&mut common::shell(script, &urls));
+    let mut running = Running::start(&mut crate::common::shell(script, &urls));
     let label = format!(":{} (detached)", running.line());
     assert_eq!(running.line(), "acquired");
     assert!(owner(&nodes, "k").ends_with(&label), "{}", owner(&nodes, "k"));
@@ -315,7 +310,7 @@ fn example_of_the_help_works() {
     let (_, example) = stdout(&help).split_once("Example:\n").unwrap();
     let script = example.split("\n\n").next().unwrap();
     assert!(script.contains("release -") && script.contains("extend -"), "{script}");
-    let mut shell = common::shell(script, &nodes.urls().join(","));
+    let mut shell = crate::common::shell(script, &nodes.urls().join(","));
     let output = output_retried_on_122(|| shell.output().unwrap());
     assert_ok(&output);
     assert_eq!(stdout(&output), "first step\nsecond step\n");

@@ -5,17 +5,12 @@
 //! in time. When the command has ended, that majority still has the lock, so no other client can
 //! have acquired it.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use common::*;
+use crate::common::*;
 use quorlock_testkit::{Direction, Nodes, Proxy, eventually};
 use rustix::process::Signal;
 
@@ -72,13 +67,13 @@ fn assert_stops_commands(ttl: &[&str], reason: &str, accident: fn(&mut Nodes)) {
         let mut nodes = Nodes::start(3);
         let mut running = start_script(&nodes, ttl, script);
         let command = running.pid_line();
-        common::wait_until_all_hold(&nodes);
+        crate::common::wait_until_all_hold(&nodes);
         accident(&mut nodes);
         let output = running.wait_for_end();
         assert_error(&output, 120, reason);
         assert_eq!(stdout(&output), "TERM\n");
         assert!(!is_alive(command));
-        common::wait_until_free(&nodes);
+        crate::common::wait_until_free(&nodes);
     };
     thread::scope(|scope| {
         scope.spawn(|| stops(OBEDIENT));
@@ -92,7 +87,7 @@ fn quorlock_stopped_past_the_deadline_exits_with_120_on_resume() {
     let mut running = start_script(&nodes, &["--ttl", "1s"], STUBBORN);
     let command = running.pid_line();
     running.signal(Signal::STOP);
-    common::wait_until_free(&nodes);
+    crate::common::wait_until_free(&nodes);
     running.signal(Signal::CONT);
     assert_eq!(code(running.wait_for_end().status), 120);
     assert!(!is_alive(command));
@@ -178,7 +173,7 @@ fn lock_is_released_while_background_processes_go_on() {
     let go = folder.path().join("go");
     let mut running = start_script(&nodes, &[], &in_background("sh", &go));
     let background = running.pid_line();
-    common::wait_until_free(&nodes);
+    crate::common::wait_until_free(&nodes);
     assert!(is_alive(background));
     fs::write(&go, "").unwrap();
     assert_eq!(code(running.wait_for_end().status), 7);
@@ -218,7 +213,7 @@ fn signal_reaches_background_processes_that_are_waited_for() {
 fn loss_ends_background_processes_in_other_sessions() {
     let net = Net::start();
     let mut running = net.run(
-        &["--ttl", "5s", "--wait-all"],
+        &["--ttl", "10s", "--wait-all"],
         "setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.01; done' & read go; exit 7",
     );
     let background = running.pid_line();
@@ -256,7 +251,7 @@ fn command_survives_repeated_losses_of_two_of_five_nodes() {
 fn sixteen_runs_on_four_of_five_nodes_never_overlap() {
     let mut nodes = Nodes::start(5);
     nodes[2].kill();
-    common::assert_runs_never_overlap(&nodes, 16, 1);
+    crate::common::assert_runs_never_overlap(&nodes, 16, 1);
 }
 
 #[test]

@@ -1,15 +1,10 @@
 //! `quorlock run` and `quorlock revoke` in the foreground of a terminal: Ctrl-C, Ctrl-Z and reading
 //! from the terminal.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::fs::File;
 use std::io::Write as _;
 
-use common::*;
+use crate::common::*;
 use quorlock_testkit::{Nodes, eventually};
 
 const CTRL_C: u8 = 3;
@@ -113,7 +108,7 @@ fn suspended_command_is_killed_before_the_next_holder_begins() {
     // The watchdog sends SIGTERM and SIGCONT. The command ignores SIGTERM, so only SIGKILL ends it.
     let command = "trap \"\" TERM; echo ready; echo pid $$; while :; do sleep 0.01; done";
     let mut terminal = Terminal::run(&nodes, "--ttl 5s", command, STOPPED_THEN_FG);
-    let pid = common::pid(terminal.shows("pid ").trim_start_matches("pid "));
+    let pid = crate::common::pid(terminal.shows("pid ").trim_start_matches("pid "));
     terminal.press(CTRL_Z);
     assert_eq!(terminal.shows("stopped "), "stopped 148");
     let next = format!("kill -0 {} 2>/dev/null && echo overlap; echo ran", pid.as_raw_pid());

@@ -1,15 +1,10 @@
 //! Connections to nodes through TLS.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::*;
+use crate::common::*;
 use quorlock_testkit::{Nodes, ReservedPort, Server};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustix::process::Signal;

@@ -2,18 +2,13 @@
 //! install`: the installed program starts the installed module, and a running server survives an
 //! installation.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::*;
+use crate::common::*;
 use quorlock_testkit::{Server, eventually, module_path};
 use redis::{Client, Value};
 use rustix::process::{Pid, Signal};

@@ -3,15 +3,10 @@
 //! Each command locks one file with `flock` until all of its processes have ended. A command that
 //! finds the file locked overlaps with the previous command, and prints `overlap`.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
-
-mod common;
-
 use std::fs;
 use std::process::Command;
 
-use common::*;
+use crate::common::*;
 use quorlock_testkit::{Direction, Nodes, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;

@@ -1,13 +1,9 @@
 //! The blocking API, without tokio, and inside a program that uses tokio.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::thread;
 use std::time::Duration;
 
-use common::{PATIENCE, connect_blocking, delete, nodes_holding};
+use crate::common::{PATIENCE, connect_blocking, delete, nodes_holding};
 use quorlock_client::blocking::{Quorum, QuorumBuilder};
 use quorlock_client::{AcquireError, LostError, NodeError, Ownership, Released, RunError};
 use quorlock_testkit::{Nodes, eventually};

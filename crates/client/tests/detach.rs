@@ -1,12 +1,8 @@
 //! Detached locks, which another process attaches.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     assert_refused, connect, quorum, until_held_on, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{AttachError, DetachedLock, ExtendError, Released};

@@ -8,10 +8,6 @@
 //! These errors have no example: `NoThread`, which needs a system that cannot start a thread;
 //! `QueueFull`, after which the client makes a new attempt; `AwaitsMajority`; `HeldByLostRequest`.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::pin::pin;
@@ -19,7 +15,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     Net, PATIENCE, assert_times_out, connect, delete, first_failure, net, patiently, quorum,
     wait_until_all_hold,
 };

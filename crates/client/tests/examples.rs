@@ -1,7 +1,5 @@
 //! The examples work as documented, on real nodes.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
 use std::collections::BTreeSet;
 use std::env;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

@@ -1,14 +1,10 @@
 //! What a fence costs, and how programs use it.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::thread;
 
-use common::{
+use crate::common::{
     Net, calls, net_of, nodes_with_equal_fences, patiently, quorum, until_held_on,
     wait_until_all_hold, wait_until_free,
 };

@@ -1,12 +1,8 @@
 //! What the nodes say about a key, on real nodes.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     PATIENCE, connect, nodes_with_equal_fences, quorum, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{InspectError, LockState, NodeError};

@@ -1,14 +1,10 @@
 //! One path for each kind of lock: of one key, of several keys, shared, of a semaphore, of any key.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     PATIENCE, Recorder, assert_refused, calls, connect, nodes_holding, quorum, spawn_acquire,
     until_held_on, until_in_line, wait_until_all_hold, wait_until_free,
 };

@@ -1,13 +1,9 @@
 //! Limits of a client: calls keep to their time, slow networks need no settings, and a client with
 //! no free wait connection still acquires free keys.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{first_failure, net};
+use crate::common::{first_failure, net};
 use quorlock_client::{NodeError, Quorum};
 use quorlock_testkit::{Direction, Nodes, Proxy};
 use tokio::time::Instant;

@@ -1,14 +1,10 @@
 //! Nodes are added, removed and replaced under load: no two holders, and a majority at every step.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{PATIENCE, first_failure, info, nodes_and_voters, patiently};
+use crate::common::{PATIENCE, first_failure, info, nodes_and_voters, patiently};
 use quorlock_client::{AcquireError, Lock, LockWatch, NodeError, Quorum};
 use quorlock_testkit::{Server, eventually_async};
 use tokio::task::JoinSet;

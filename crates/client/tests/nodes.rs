@@ -1,13 +1,9 @@
 //! Connections to nodes: addresses, users, and certificates.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{
+use crate::common::{
     PATIENCE, connect, first_failure, locker_rules, nodes_and_voters, patiently, set_user,
     until_voting,
 };
@@ -90,7 +86,7 @@ fn roots_of_the_system_are_trusted() {
     let works_with = |roots: &str| {
         let program = std::env::current_exe().unwrap();
         let mut command = std::process::Command::new(program);
-        command.args(["--exact", "system_roots_helper"]);
+        command.args(["--exact", "nodes::system_roots_helper"]);
         command.env("QUORLOCK_TEST_TLS_URL", format!("rediss://127.0.0.1:{port}"));
         command.env("SSL_CERT_FILE", dir.path().join(roots));
         command.output().unwrap().status.success()

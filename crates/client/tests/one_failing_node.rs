@@ -1,12 +1,8 @@
 //! Locks and calls while one node hangs, is dead, is cut off, or returns.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     PATIENCE, net, patiently, quorum, spawn_acquire, until_in_line, until_voting,
     wait_until_all_hold, wait_until_free,
 };

@@ -1,12 +1,10 @@
 //! Pauses of the process itself, in which no node is silent, and runtimes that end.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{Net, PATIENCE, calls, connect, exists, net, nodes_holding, quorum, wait_until_free};
+use crate::common::{
+    Net, PATIENCE, calls, connect, exists, net, nodes_holding, quorum, wait_until_free,
+};
 use quorlock_client::{AcquireError, ExtendError, Ownership, ReleaseError};
 use quorlock_testkit::{Direction, Nodes, Server, eventually};
 use tokio::runtime::{Builder, Runtime};

@@ -1,15 +1,11 @@
 //! Locks that are renewed in the background, the work that runs under a lock, and what a holder
 //! learns about its lock.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     PATIENCE, assert_refused, calls, connect, net, quorum, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{ExtendError, LockWatch, LostError, Ownership, Released, RunError};

@@ -1,12 +1,8 @@
 //! The results of calls are true, and calls that are dropped leave nothing.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     PATIENCE, first_failure, info, quorum, set_user, wait_until_all_hold, wait_until_free,
 };
 use futures_util::future::join_all;

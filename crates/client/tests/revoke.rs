@@ -1,12 +1,8 @@
 //! Locks that an operator revokes or lists, on real nodes.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     PATIENCE, connect, connect_blocking, nodes_with_equal_fences, pttl, quorum, wait_until_all_hold,
 };
 use quorlock_client::{

@@ -1,14 +1,10 @@
 //! A token is a capability: any program that has it can release the lock. The client shows it only
 //! in the text of a detached lock.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use common::{PATIENCE, Recorder, connect, delete, net, until_voting, wait_until_all_hold};
+use crate::common::{PATIENCE, Recorder, connect, delete, net, until_voting, wait_until_all_hold};
 use quorlock_client::DetachedLock;
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tracing::Level;

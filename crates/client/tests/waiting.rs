@@ -1,14 +1,10 @@
 //! Waiters stand in line on all nodes, in the order of their tickets.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod common;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     Net, PATIENCE, connect, net, net_of, nodes_holding, quorum, spawn_acquire, until_in_line,
     wait_until_all_hold, wait_until_free, waiters,
 };

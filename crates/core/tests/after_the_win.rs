@@ -1,23 +1,19 @@
 //! A lock after the win: the line in front, late grants, keys that the call does not keep, and the
 //! release while a WAIT is unanswered.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::scripted::{
+    LONG, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows, start,
+};
+use crate::support::world::Sent;
 use quorlock_core::client::{
     Acquire, Command, Hold, HoldAction, NodeError, OutgoingRequest, Release, RequestId, Response,
     limits,
 };
 use quorlock_core::quorum::{ExtensionVerdict, Moment};
 use quorlock_core::{ClientRule, Fence};
-use support::scripted::{
-    LONG, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows, start,
-};
-use support::world::Sent;
 
 /// A lock that nodes 0 and 1 granted after a wait, and the unanswered WAIT on node 2.
 fn won_by_two() -> (ScriptedCall, Hold, RequestId) {

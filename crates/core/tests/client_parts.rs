@@ -1,7 +1,5 @@
 //! The small parts of a client: limits, round trips, fence proposals, queues, renewals.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
 use std::time::Duration;
 
 use quorlock_core::client::{FenceProposals, Mode, PlaceQueue, RenewalBatches, RoundTrips, limits};

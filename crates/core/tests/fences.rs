@@ -1,12 +1,9 @@
 //! Fences over a quorum: real nodes and a real `Acquisition`, with answers in any order.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod support;
-
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::support::{ExtendReply, MAX_TTL_MS, Server};
 use proptest::prelude::*;
 use quorlock_core::client::FenceProposals;
 use quorlock_core::node::FenceError;
@@ -14,7 +11,6 @@ use quorlock_core::quorum::{
     Acquisition, FenceAnswer, Loss, Majority, Moment, Step, Validity, Vote, Win,
 };
 use quorlock_core::{Fence, InvalidFence, Ttl};
-use support::{ExtendReply, MAX_TTL_MS, Server};
 
 const KEY: &[u8] = b"k";
 const TOKEN: &[u8] = b"t";

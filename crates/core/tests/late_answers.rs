@@ -1,17 +1,13 @@
 //! Answers that arrive late: the process was paused, or the nodes are slow.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::client::{Client, spec};
+use crate::support::world::{Path, Sent, World, sends_of};
 use quorlock_core::client::{Hold, Mode, Spec, limits};
 use quorlock_core::quorum::Ownership;
 use quorlock_core::{ClientRule, break_rule};
-use support::client::{Client, spec};
-use support::world::{Path, Sent, World, sends_of};
 
 const TTL_MS: u64 = 10_000;
 

@@ -1,16 +1,12 @@
 //! A call that the driver runs late still asks the nodes, and reports what they answered.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::client::{Client, spec};
 use quorlock_core::Fence;
 use quorlock_core::client::{Acquire, Action, Outcome, RequestId, Response, limits};
 use quorlock_core::quorum::Moment;
-use support::client::{Client, spec};
 
 const WALL_US: u64 = 1_800_000_000_000_000;
 const WAIT: Duration = Duration::from_millis(500);

@@ -1,18 +1,14 @@
 //! The client's state machines for shared locks and semaphores, on real nodes in memory.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod support;
-
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::client::{Client, spec};
+use crate::support::world::{Path, World, sends_of};
 use quorlock_core::client::{Hold, HoldAction, Keys, Mode, Outcome, Spec};
 use quorlock_core::node::{self, Holder, KeyEvent};
 use quorlock_core::{ClientRule, break_rule};
-use support::client::{Client, spec};
-use support::world::{Path, World, sends_of};
 
 const K: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;
@@ -32,7 +28,7 @@ impl World {
     }
 
     /// Makes a call that does not wait. Returns `None` unless it acquires the lock.
-    fn acquire(&mut self, spec: Arc<Spec>) -> Option<Hold> {
+    fn try_acquire(&mut self, spec: Arc<Spec>) -> Option<Hold> {
         self.acquire_preferring(spec, 0)
     }
 
@@ -53,20 +49,20 @@ impl World {
 #[test]
 fn writer_that_downgrades_its_lock_admits_readers_and_no_writer() {
     let mut world = World::with_varied_pauses(3);
-    let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
-    assert!(world.acquire(World::spec(Mode::Shared)).is_none());
+    let mut lock = world.try_acquire(World::spec(Mode::Exclusive)).unwrap();
+    assert!(world.try_acquire(World::spec(Mode::Shared)).is_none());
     world.downgrade(&mut lock);
     assert_eq!(lock.mode(), Mode::Shared);
-    let reader = world.acquire(World::spec(Mode::Shared)).unwrap();
+    let reader = world.try_acquire(World::spec(Mode::Shared)).unwrap();
     assert!(reader.fence() > lock.fence());
-    assert!(world.acquire(World::spec(Mode::Exclusive)).is_none());
+    assert!(world.try_acquire(World::spec(Mode::Exclusive)).is_none());
 }
 
 /// Returns whether a repair after an unconfirmed downgrade makes a shared lock. The nodes carried
 /// the downgrade out, but their answers were lost.
 fn repairs_as_shared_after_a_lost_downgrade(mutant: Option<ClientRule>) -> bool {
     let mut world = World::with_varied_pauses(3);
-    let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
+    let mut lock = world.try_acquire(World::spec(Mode::Exclusive)).unwrap();
     world.paths = vec![Path::AnswersLost; 3];
     world.client.state.round_trips.sample(0, Duration::from_millis(1));
     break_rule(mutant);
@@ -74,7 +70,7 @@ fn repairs_as_shared_after_a_lost_downgrade(mutant: Option<ClientRule>) -> bool 
     world.pass_ms(3000);
     lock.handle_timeout(&world.ctx());
     world.paths = vec![Path::Fine; 3];
-    let reader = world.acquire(World::spec(Mode::Shared));
+    let reader = world.try_acquire(World::spec(Mode::Shared));
     assert!(reader.is_some(), "the nodes have carried the downgrade out");
     world.nodes[2].clear();
     world.nodes[2].restart(0);
@@ -95,7 +91,7 @@ fn lock_is_repaired_as_shared_after_an_unconfirmed_downgrade() {
 #[test]
 fn downgrade_is_answered_by_its_own_round() {
     let mut world = World::with_varied_pauses(3);
-    let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
+    let mut lock = world.try_acquire(World::spec(Mode::Exclusive)).unwrap();
     let extension = lock.extend(&world.ctx());
     assert!(extension.is_some());
     assert_eq!(lock.extend(&world.ctx()), extension, "the undecided round answers both calls");
@@ -117,7 +113,7 @@ fn downgrade_is_answered_by_its_own_round() {
 fn admitted(nodes: usize, permits: usize, wanted: usize) -> usize {
     let mut world = World::with_varied_pauses(nodes);
     let held: Vec<_> =
-        (0..wanted).filter_map(|_| world.acquire(World::semaphore(permits))).collect();
+        (0..wanted).filter_map(|_| world.try_acquire(World::semaphore(permits))).collect();
     let slots: HashSet<_> = held.iter().map(|hold| hold.spec().slot().unwrap()).collect();
     assert_eq!(slots.len(), held.len(), "no two clients hold one slot");
     held.len()
@@ -168,11 +164,11 @@ fn free_slot_is_found_although_nodes_forgot_different_slots() {
 #[test]
 fn writer_that_stands_in_line_is_passed_by_no_reader() {
     let mut world = World::with_varied_pauses(3);
-    let mut reader = world.acquire(World::spec(Mode::Shared)).unwrap();
+    let mut reader = world.try_acquire(World::spec(Mode::Shared)).unwrap();
     let wait = Some(Duration::from_secs(5));
     let mut writer = world.begin(World::spec(Mode::Exclusive), wait, 0);
     assert!(world.run_for_ms(&mut writer, 10).is_none());
-    assert!(world.acquire(World::spec(Mode::Shared)).is_none());
+    assert!(world.try_acquire(World::spec(Mode::Shared)).is_none());
     let (_, release) = reader.release(&world.ctx());
     world.deliver_release(release);
     let outcome = world.run_for_ms(&mut writer, 10).expect("the writer is next");

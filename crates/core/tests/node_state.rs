@@ -1,15 +1,11 @@
 //! What only the inside of a node shows: when two nodes are equal, what a node may have forgotten,
 //! writes that the server refuses, and the numbers of tickets and of refusals.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod support;
-
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
+use crate::support::{AcquireCommand, ExtendReply, MAX_TTL_MS, REVOKED_VALUE, Server};
 use quorlock_core::Fence;
 use quorlock_core::node::{CommandError, KeyEvent, Mode, Reason, Reply, ServerEvent};
-use support::{AcquireCommand, ExtendReply, MAX_TTL_MS, REVOKED_VALUE, Server};
 
 const K: &[u8] = b"k";
 const L: &[u8] = b"l";

@@ -1,7 +1,5 @@
 //! What a holder knows about its lock, and how it extends and repairs the lock.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
 use std::time::Duration;
 
 use proptest::prelude::*;

@@ -3,16 +3,13 @@
 //! They are under `decisions` in docs/protocol/vectors.json. The client crate reads those under
 //! `wire`.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod vectors;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::process;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::vectors::{Fields, Reader, bytes};
 use quorlock_core::client::{
     Acquire, Action, ClientState, Command, Context, FenceProposals, Hold, HoldAction, Keys, Mode,
     NodeError, NodeStatus, Outcome, Random, Reason, Request, RequestId, Response, RoundTrips, Spec,
@@ -25,7 +22,6 @@ use quorlock_core::quorum::{
 };
 use quorlock_core::{Fence, Ttl};
 use serde_json::{Map, Value};
-use vectors::{Fields, Reader, bytes};
 
 const READERS: [(&str, Reader); 17] = [
     ("agreement", agreement),
@@ -49,7 +45,7 @@ const READERS: [(&str, Reader); 17] = [
 
 #[test]
 fn decisions_are_those_of_the_vectors() {
-    vectors::read_all("decisions", &READERS);
+    crate::vectors::read_all("decisions", &READERS);
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! The promises of attempts over N nodes. The vectors of the protocol have the other decisions.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
 use std::time::Duration;
 
 use proptest::prelude::*;

@@ -1,18 +1,14 @@
 //! Calls whose nodes answer at random: each call ends in time, and leaves no token behind.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod support;
-
 use std::collections::HashSet;
 use std::time::Duration;
 
+use crate::support::scripted::{ScriptedCall, TTL, down, held, ms, start, ticket};
+use crate::support::world::Sent;
 use proptest::prelude::*;
 use quorlock_core::client::{
     Acquire, Command, HoldAction, NodeError, Outcome, Release, Response, limits,
 };
-use support::scripted::{ScriptedCall, TTL, down, held, ms, start, ticket};
-use support::world::Sent;
 
 /// An answer of a node, to whatever it was asked.
 fn response(command: Command, kind: u8, number: u8) -> Response {

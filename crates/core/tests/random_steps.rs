@@ -1,15 +1,11 @@
 //! Random steps of all kinds on one node: no key has two holders, no waiter is forgotten.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod support;
-
 use std::collections::HashMap;
 
+use crate::support::{AcquireCommand, ExtendReply, REVOKED_VALUE, Server, WaitResult};
 use proptest::prelude::*;
 use quorlock_core::Fence;
 use quorlock_core::node::{BlockedId, Holder, KeyEvent, Mode, Reply};
-use support::{AcquireCommand, ExtendReply, REVOKED_VALUE, Server, WaitResult};
 
 const KEYS: u8 = 4;
 const NAMES: [&[u8]; 4] = [&[0], &[1], &[2], &[3]];

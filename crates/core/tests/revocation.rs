@@ -1,21 +1,17 @@
 //! Revoking a lock on all nodes: what is certain, and what the holder can still do.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::client::{Client, spec};
+use crate::support::world::{Path, World, sends_of};
+use crate::support::{Inspected, MAX_TTL_MS, Server, settings};
 use quorlock_core::client::{
     Command, Hold, LeaseInfo, NodeError, NodeRevocation, Response, Revocation, RevocationState,
     RevokeCommand, RevokeMode, RevokeReply,
 };
 use quorlock_core::node::Holder;
 use quorlock_core::quorum::{LossReason, Ownership};
-use support::client::{Client, spec};
-use support::world::{Path, World, sends_of};
-use support::{Inspected, MAX_TTL_MS, Server, settings};
 
 const K: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;

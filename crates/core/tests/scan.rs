@@ -1,16 +1,12 @@
 //! A scan lists every lock that is held from the scan's first call to its last.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod support;
-
 use std::collections::BTreeSet;
 
+use crate::support::Server;
 use proptest::prelude::*;
 use quorlock_core::node::{
     Command, Holder, KEY_BYTES_MAX, Pattern, Reply, SCAN_COUNT_MAX, Scan, Scanned, ServerEvent,
 };
-use support::Server;
 
 fn scan_in(
     server: &mut Server,
@@ -81,7 +77,11 @@ fn one_call_reads_a_bounded_slice() {
     assert!((100..1000).contains(&scanned.locks.len()), "a call ends after its share of work");
     assert_eq!(scanned.cursor, scanned.locks.len() as u64);
     let scanned = scan_in(&mut server, 0, 0, Some(b"none"), u32::MAX);
-    assert_eq!(scanned.cursor, SCAN_COUNT_MAX.into(), "less work for a lock that does not match");
+    assert_eq!(
+        scanned.cursor,
+        u64::from(SCAN_COUNT_MAX),
+        "less work for a lock that does not match"
+    );
     let scanned = scan_in(&mut server, 0, 0, Some(b"none"), 10);
     assert_eq!(scanned.cursor, 10, "locks that do not match count too");
     // Leaves one lock in each chunk of 128, and then a single lock.

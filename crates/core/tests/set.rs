@@ -1,8 +1,6 @@
 //! Sets of nodes: what errors say, and that clients with different lists exclude each other. The
 //! vectors of the protocol say what `lock.set` accepts, and which nodes a client admits.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;

@@ -1,20 +1,16 @@
 //! What the machines of a client share: local queues, requests by number, and WAITs that outlive
 //! their calls.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::client::{Client, spec};
+use crate::support::scripted::{granted, held, start};
 use quorlock_core::client::{
     Command, Context, Failure, Keys, Mode, NodeError, Request, Response, Shard, ShardAction, Spec,
 };
 use quorlock_core::quorum::Moment;
-use support::client::{Client, spec};
-use support::scripted::{granted, held, start};
 
 const WALL_US: u64 = 1_800_000_000_000_000;
 const LONG: Option<Duration> = Some(Duration::from_secs(60));

@@ -1,16 +1,12 @@
 //! The order of a turn: which keys the node checks, writes, propagates and hands over, and when.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod support;
-
+use crate::support::{
+    AcquireCommand, AcquireReply, ExtendReply, Inspected, MAX_TTL_MS, Server, WaitResult,
+};
 use quorlock_core::node::memory_server::{Name, Value};
 use quorlock_core::node::{
     BlockedId, Command, CommandError, Holder, KeyEvent, Mode, Reason, Release, Reply, ServerEvent,
     WaitReply,
-};
-use support::{
-    AcquireCommand, AcquireReply, ExtendReply, Inspected, MAX_TTL_MS, Server, WaitResult,
 };
 
 fn enqueue(server: &mut Server, keys: &[&[u8]], token: &[u8], wait_ms: u64) -> BlockedId {

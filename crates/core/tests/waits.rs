@@ -1,17 +1,13 @@
 //! Calls that stand in line on all nodes: what they ask, what counts, and when they give way.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
-
-mod support;
-
 use std::time::Duration;
 
-use quorlock_core::client::{Acquire, Answer, NodeError, Outcome, Reason, Response, Token, limits};
-use quorlock_core::{ClientRule, Fence};
-use support::scripted::{
+use crate::support::scripted::{
     LONG, NO_WAIT, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows,
     ticket,
 };
+use quorlock_core::client::{Acquire, Answer, NodeError, Outcome, Reason, Response, Token, limits};
+use quorlock_core::{ClientRule, Fence};
 
 #[test]
 fn free_lock_costs_one_request_to_each_node_and_is_won_at_the_majority() {

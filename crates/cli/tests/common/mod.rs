@@ -1,8 +1,6 @@
 //! Helpers that run the program in a separate process group, as a service manager does, and that
 //! ask the nodes about a lock.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;

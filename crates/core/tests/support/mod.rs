@@ -3,8 +3,6 @@
 //! `client` has the environment of a client's state machines, `world` a client and its nodes,
 //! and `scripted` a call whose answers the test gives.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
 pub(crate) mod client;
 pub(crate) mod scripted;
 pub(crate) mod world;
@@ -294,10 +292,6 @@ impl Server {
 
     pub(crate) fn handle_event(&mut self, event: &ServerEvent) {
         self.memory.node.handle_event(self.now(), event);
-    }
-
-    pub(crate) fn handle_key_event(&mut self, key: &[u8], event: KeyEvent) {
-        self.memory.handle_key_event(self.now(), 0, key, event);
     }
 
     pub(crate) fn execute(&mut self, command: &Command<'_, Name>) -> Result<Reply, CommandError> {
