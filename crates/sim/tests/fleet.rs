@@ -82,7 +82,8 @@ const FIXED_DEFECTS: [u64; 38] = [
 ];
 
 /// Such seeds of the other kinds of lock.
-const FIXED_DEFECTS_OF_KINDS: [(LockKind, u64); 20] = [
+const FIXED_DEFECTS_OF_KINDS: [(LockKind, u64); 21] = [
+    (LockKind::Permits, 4994),
     (LockKind::Permits, 8797),
     (LockKind::Shared, 220),
     (LockKind::Shared, 399),

@@ -239,9 +239,14 @@ impl Release {
         if self.nodes[id.node].wait == Some(id.round) {
             self.nodes[id.node].wait = None;
             if matches!(response, Response::No | Response::Held { .. }) {
-                // The waiter has left the queue, and was granted nothing.
+                // The waiter has left the queue, and was granted nothing. An earlier request of the
+                // token may have been, so a RELEASE that failed is still repeated.
                 let node = &mut self.nodes[id.node];
-                if matches!(node.state, State::Paused { .. }) && !node.may_overtake(ctx.now) {
+                let has_arrived = !matches!(node.answer, Answer::Failed(_));
+                if matches!(node.state, State::Paused { .. })
+                    && has_arrived
+                    && !node.may_overtake(ctx.now)
+                {
                     node.state = State::Done;
                 }
             } else {
