@@ -1,21 +1,18 @@
-//! `quorlock exporter` on real nodes, and the alerts and the dashboard of contrib/ with a real
-//! Prometheus that scrapes it.
+//! `quorlock exporter` on real nodes, and the alerts and the dashboard of contrib/, which use its
+//! metrics.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use crate::common::*;
-use quorlock_testkit::{
-    Direction, Inject as _, Nodes, Proxy, ReservedPort, Server, WallClock, eventually, holds_within,
-};
+use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually};
 use rustix::process::Signal;
 use serde_json::Value;
-use tempfile::TempDir;
 
 struct Exporter {
     address: SocketAddr,
@@ -34,35 +31,28 @@ impl Exporter {
     }
 
     fn scrape(&self) -> String {
-        let (status, text) = get(self.address, "/metrics");
-        assert_eq!(status, 200, "{text}");
-        text
+        assert_status(self.address, "/metrics", 200)
     }
 }
 
-/// Sends a GET request, and returns the status and the body.
-fn get(address: SocketAddr, path: &str) -> (u16, String) {
-    try_get(address, path).unwrap_or_else(|error| panic!("{address}{path}: {error}"))
-}
-
-/// As [`get`], but returns an error of the connection.
-fn try_get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
-    let (head, body) = get_with(address, path, "")?;
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-    Ok((status, body))
-}
-
-/// Sends a GET request with more lines of the head, each of which ends in CRLF. Returns the head of
-/// the response and its body.
-fn get_with(address: SocketAddr, path: &str, lines: &str) -> std::io::Result<(String, String)> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+/// Sends a GET request with these lines of the head, each of which ends in CRLF. Returns the head
+/// of the response and its body.
+fn get(address: SocketAddr, path: &str, lines: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     // In HTTP/1.0, the response has no chunks.
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n{lines}\r\n")?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n{lines}\r\n").unwrap();
     let mut reply = String::new();
-    stream.read_to_string(&mut reply)?;
+    stream.read_to_string(&mut reply).unwrap();
     let (head, body) = reply.split_once("\r\n\r\n").unwrap_or((&reply, ""));
-    Ok((head.to_owned(), body.to_owned()))
+    (head.to_owned(), body.to_owned())
+}
+
+#[track_caller]
+fn assert_status(address: SocketAddr, path: &str, status: u16) -> String {
+    let (head, body) = get(address, path, "");
+    assert!(head.starts_with(&format!("HTTP/1.0 {status} ")), "{head}");
+    body
 }
 
 #[track_caller]
@@ -96,8 +86,8 @@ fn scrape_has_the_state_and_the_counters_of_each_node() {
         exporter.scrape().contains("voting_nodes{} 3.0")
     });
 
-    assert_eq!(get(exporter.address, "/").0, 200);
-    assert_eq!(get(exporter.address, "/other").0, 404);
+    assert_status(exporter.address, "/", 200);
+    assert_status(exporter.address, "/other", 404);
     exporter.process.signal(Signal::TERM);
     assert_eq!(code(exporter.process.wait_for_end().status), 0);
 }
@@ -146,7 +136,7 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
     proxy.hold(Direction::ToServer);
     thread::scope(|scope| {
         for _ in 0..SCRAPES {
-            scope.spawn(|| assert_eq!(get(address, "/metrics").0, 200));
+            scope.spawn(|| assert_status(address, "/metrics", 200));
         }
         eventually(PATIENCE, "the node is asked", || proxy.waiting_bytes(Direction::ToServer) > 0);
         // The pause lets the other scrapes arrive. A scrape after `heal` would ask the node again.
@@ -164,7 +154,7 @@ fn client_gets_the_format_that_it_accepts() {
     let exporter = Exporter::start(&nodes.urls(), &[]);
     let accepting = |accept: &str| {
         let line = format!("Accept: {accept}\r\n");
-        get_with(exporter.address, "/metrics", &line).unwrap()
+        get(exporter.address, "/metrics", &line)
     };
     let (head, text) = accepting("text/plain; version=0.0.4");
     assert!(head.contains("content-type: text/plain; version=0.0.4; charset=utf-8"), "{head}");
@@ -183,12 +173,6 @@ fn client_gets_the_format_that_it_accepts() {
     assert_ne!(code(with_input(promtool, &open_metrics).status), 0);
 }
 
-/// How often Prometheus scrapes and evaluates in this test.
-const INTERVAL: &str = "1s";
-
-/// The alert that needs two versions of the module: only the tests of promtool provoke it.
-const ONLY_WITH_PROMTOOL: &str = "QuorlockModuleVersionsDiffer";
-
 fn contrib(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib").join(path)
 }
@@ -197,216 +181,78 @@ fn read(path: &str) -> String {
     fs::read_to_string(contrib(path)).unwrap()
 }
 
-fn alerts() -> BTreeSet<String> {
-    let rules = read("prometheus/quorlock-alerts.yml");
-    let names = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
-    names.map(str::to_owned).collect()
-}
-
-fn promtool(arguments: &[&str], file: &str) {
-    let output = Command::new("promtool").args(arguments).arg(contrib(file)).output();
+fn promtool(arguments: &[&str], file: &Path) {
+    let output = Command::new("promtool").args(arguments).arg(file).output();
     assert_ok(&output.expect("promtool is there: `make setup` installs it"));
 }
 
 #[test]
 fn rules_are_valid_and_each_alert_fires_after_its_time_and_not_before() {
-    promtool(&["check", "rules"], "prometheus/quorlock-alerts.yml");
-    promtool(&["test", "rules"], "prometheus/quorlock-alerts-test.yml");
-    let tests = read("prometheus/quorlock-alerts-test.yml");
-    for alert in alerts() {
+    promtool(&["check", "rules"], &contrib("prometheus/quorlock-alerts.yml"));
+    promtool(&["test", "rules"], &contrib("prometheus/quorlock-alerts-test.yml"));
+    let (rules, tests) =
+        (read("prometheus/quorlock-alerts.yml"), read("prometheus/quorlock-alerts-test.yml"));
+    for alert in rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
         let is_tested = tests.contains(&format!("30m, alertname: {alert}}}"));
         assert!(is_tested, "{alert} is not tested on a good fleet");
         assert!(tests.contains(&format!("  alertname: {alert}\n")), "{alert} is not provoked");
     }
 }
 
-fn reserve_port() -> (ReservedPort, SocketAddr) {
-    let port = ReservedPort::new(None).unwrap();
-    let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
-    (port, address)
-}
-
-struct Prometheus {
-    address: SocketAddr,
-    _port: ReservedPort,
-    _process: KillOnDrop,
-    _folder: TempDir,
-}
-
-impl Prometheus {
-    /// Starts Prometheus with the alerts of contrib/, but without their waiting times.
-    fn start(targets: &[SocketAddr]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let rules = read("prometheus/quorlock-alerts.yml");
-        let rules = rules.lines().filter(|line| !line.trim().starts_with("for: "));
-        let rules = rules.fold(String::new(), |rules, line| rules + line + "\n");
-        fs::write(folder.path().join("rules.yml"), rules).unwrap();
-        let targets: Vec<_> = targets.iter().map(|target| format!("\"{target}\"")).collect();
-        let config = format!(
-            "global: {{scrape_interval: {INTERVAL}, scrape_timeout: {INTERVAL}, evaluation_interval: {INTERVAL}}}\n\
-             rule_files: [rules.yml]\n\
-             scrape_configs:\n  - job_name: quorlock\n    static_configs:\n      - targets: [{}]\n",
-            targets.join(", ")
-        );
-        fs::write(folder.path().join("prometheus.yml"), config).unwrap();
-        let log = folder.path().join("log");
-        // Prometheus does not report a port that it chose, so the test chooses a free port.
-        let (port, address) = reserve_port();
-        let process = Command::new("prometheus")
-            .arg(format!("--config.file={}", folder.path().join("prometheus.yml").display()))
-            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
-            .arg(format!("--web.listen-address={address}"))
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(&log).unwrap())
-            .spawn()
-            .expect("prometheus is there: `make setup` installs it");
-        let process = KillOnDrop(process);
-        let is_ready = || matches!(try_get(address, "/-/ready"), Ok((200, _)));
-        let log = || fs::read_to_string(&log).unwrap();
-        assert!(holds_within(PATIENCE, is_ready), "Prometheus is not ready: {}", log());
-        Self { address, _port: port, _process: process, _folder: folder }
-    }
-
-    fn ask(&self, path: &str) -> Value {
-        let (status, text) = get(self.address, path);
-        assert_eq!(status, 200, "{path}: {text}");
-        serde_json::from_str::<Value>(&text).unwrap()["data"].take()
-    }
-
-    fn query(&self, query: &str) -> Vec<Value> {
-        let query: String = url::form_urlencoded::byte_serialize(query.as_bytes()).collect();
-        self.ask(&format!("/api/v1/query?query={query}"))["result"].as_array().unwrap().clone()
-    }
-
-    fn firing(&self, exporter: SocketAddr) -> BTreeSet<String> {
-        let alerts = self.ask("/api/v1/alerts")["alerts"].take();
-        let of_exporter = |alert: &&Value| {
-            alert["labels"]["instance"] == exporter.to_string() && alert["state"] == "firing"
-        };
-        let name = |alert: &Value| alert["labels"]["alertname"].as_str().unwrap().to_owned();
-        alerts.as_array().unwrap().iter().filter(of_exporter).map(name).collect()
-    }
-}
-
-/// Every query of the dashboard: the name of the panel and the expression.
-fn dashboard_queries() -> Vec<(String, String)> {
+/// Every query of the dashboard.
+fn dashboard_queries() -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&read("grafana/quorlock.json")).unwrap();
-    let mut queries = Vec::new();
-    for panel in dashboard["panels"].as_array().unwrap() {
-        for target in panel["targets"].as_array().unwrap() {
-            let query = target["expr"].as_str().unwrap();
-            let query = query.replace("$instance", ".*").replace("$node", ".*");
-            let query = query.replace("$__rate_interval", "1m");
-            assert!(!query.contains('$'), "{query}");
-            queries.push((panel["title"].as_str().unwrap().to_owned(), query));
-        }
-    }
-    queries
-}
-
-fn set_of_three() -> Nodes {
-    Nodes::start_with(3, |index, node| node.arg("lock.set", format!("eu {} 1,2,3", index + 1)))
-        .unwrap()
-}
-
-/// Five nodes, each with a different fault.
-struct Broken {
-    /// Its queue is full, and its clock is stepped while locks are held.
-    crowded: Server,
-    clock: WallClock,
-    evicting: Server,
-    _others: [Server; 3],
-    urls: Vec<String>,
-    waiting: Vec<redis::Connection>,
-}
-
-impl Broken {
-    fn start() -> Self {
-        let clock = WallClock::new();
-        let node = |id: u8| Server::with_module().arg("lock.set", format!("eu {id} 1,2,3,4,5"));
-        let crowded = node(1).arg("lock.max-waiters", 4).wall_clock(&clock).start().unwrap();
-        let starting = node(2).arg("lock.rejoin-delay", 600_000).start().unwrap();
-        let evicting = node(3).arg("maxmemory-policy", "allkeys-random").start().unwrap();
-        let mut dead = node(4).tcp().start().unwrap();
-        dead.kill();
-        let other_set = Server::with_module().arg("lock.set", "us 5 1,2,3,4,5").start().unwrap();
-        let urls = [&crowded, &starting, &evicting, &dead, &other_set].map(Server::url).to_vec();
-        let others = [starting, dead, other_set];
-        Self { crowded, clock, evicting, _others: others, urls, waiting: Vec::new() }
-    }
-
-    /// Fills a queue, and provokes the faults that counters count. Before the call, Prometheus must
-    /// have scraped these counters as zero.
-    fn provoke(&mut self) {
-        exec(&self.crowded, &["LOCK.ACQUIRE", "held", "t", "60000"]);
-        for token in ["a", "b", "c", "d"] {
-            let mut connection = self.crowded.connection();
-            let mut wait = redis::cmd("LOCK.ACQUIRE");
-            wait.arg(&["held", token, "60000", "WAIT", "600000"]);
-            connection.send_packed_command(&wait.get_packed_command()).unwrap();
-            self.waiting.push(connection);
-        }
-        exec(&self.crowded, &["LOCK.ACQUIRE", "removed", "t", "60000"]);
-        exec(&self.crowded, &["DEL", "removed"]);
-        self.clock.step_ms(90_000);
-        exec(&self.evicting, &["LOCK.ACQUIRE", "evicted", "t", "60000"]);
-        exec(&self.evicting, &["CONFIG", "SET", "maxmemory", "1"]);
-        eventually(PATIENCE, "a key was evicted", || {
-            info_number(&self.evicting, "lock_saved_from_eviction") > 0
-        });
-        exec(&self.evicting, &["CONFIG", "SET", "maxmemory", "0"]);
-        exec(&self.evicting, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    }
-}
-
-#[test]
-fn every_alert_fires_on_broken_fleets_and_none_on_a_good_one() {
-    let good = set_of_three();
-    let mut one_missing = set_of_three();
-    one_missing[0].kill();
-    let mut broken = Broken::start();
-    let of_good = Exporter::start(&good.urls(), &[]);
-    let of_one_missing = Exporter::start(&one_missing.urls(), &[]);
-    let of_broken = Exporter::start(&broken.urls, &[]);
-    let (_port, no_exporter) = reserve_port();
-    let of_all = [of_good.address, of_one_missing.address, of_broken.address, no_exporter];
-    let prometheus = Prometheus::start(&of_all);
-    // All 3 good nodes are up, 2 of the 3 in `one_missing`, and 4 of the 5 broken nodes.
-    eventually(PATIENCE, "all nodes were scraped", || {
-        prometheus.query("quorlock_node_saved_from_eviction_total == 0").len() == 3 + 2 + 4
-    });
-    broken.provoke();
-
-    let mut expected = alerts();
-    expected.remove(ONLY_WITH_PROMTOOL);
-    let (mut firing, mut false_alerts) = (BTreeSet::new(), BTreeSet::new());
-    let mut all_fire = |firing: &mut BTreeSet<String>| {
-        false_alerts.extend(prometheus.firing(of_good.address));
-        for exporter in [of_broken.address, of_one_missing.address, no_exporter] {
-            firing.extend(prometheus.firing(exporter));
-        }
-        expected.is_subset(firing)
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());
+    let query = |target: &Value| {
+        let query = target["expr"].as_str().unwrap().replace("$instance", ".*");
+        query.replace("$node", ".*").replace("$__rate_interval", "1m")
     };
-    let started = Instant::now();
-    while !all_fire(&mut firing) {
-        let missing: Vec<_> = expected.difference(&firing).collect();
-        assert!(started.elapsed() < PATIENCE, "these do not fire: {missing:?}");
-        thread::sleep(Duration::from_millis(50));
-    }
-    let of_missing = BTreeSet::from(["QuorlockNoSpareNode", "QuorlockNodeDown"].map(str::to_owned));
-    eventually(PATIENCE, &format!("only {of_missing:?} fire"), || {
-        prometheus.firing(of_one_missing.address) == of_missing
-    });
-    assert_eq!(false_alerts, BTreeSet::new());
+    targets.map(query).collect()
+}
 
-    let queries = dashboard_queries();
-    assert!(queries.len() > 20);
-    for (panel, query) in queries {
-        eventually(PATIENCE, &format!("{panel} shows numbers: {query}"), || {
-            let result = prometheus.query(&query);
-            !result.is_empty() && result.iter().all(|series| series["value"][1] != "NaN")
-        });
+/// The names of the labels of a series such as `name{label="value"}`, by the name of its metric.
+fn labels(series: &str) -> Option<(&str, BTreeSet<&str>)> {
+    let (metric, labels) = series.split_once('{')?;
+    let names = labels.rsplit_once('}')?.0.split('"').step_by(2);
+    let names = names.map(|name| name.trim_matches([',', ' ', '=']));
+    Some((metric, names.filter(|name| !name.is_empty()).collect()))
+}
+
+/// So the tests of promtool, whose series are written by hand, also hold for the exporter.
+#[test]
+fn alerts_and_dashboard_use_metrics_that_the_exporter_has() {
+    let good = Nodes::start(1);
+    let set = ["lock.set", "lock.rejoin-delay"];
+    let abstaining = Server::with_module().arg(set[0], "eu 1 1").arg(set[1], 60_000).start();
+    let (of_good, of_abstaining) = (
+        Exporter::start(&good.urls(), &[]),
+        Exporter::start(&[abstaining.as_ref().unwrap().url()], &[]),
+    );
+    let scraped = of_good.scrape() + &of_abstaining.scrape();
+    let exported: BTreeMap<_, _> = scraped.lines().filter_map(labels).collect();
+
+    let tests = read("prometheus/quorlock-alerts-test.yml");
+    let provoked = tests.lines().filter_map(|line| line.split('\'').nth(1).and_then(labels));
+    for (metric, mut labels) in provoked.filter(|(metric, _)| *metric != "up") {
+        // Prometheus adds these two.
+        labels.retain(|label| !["job", "instance"].contains(label));
+        assert!(labels.is_subset(&exported[metric]), "{metric}: {labels:?}");
     }
+    let (rules, queries) = (read("prometheus/quorlock-alerts.yml"), dashboard_queries());
+    assert!(queries.len() > 20);
+    for text in queries.iter().chain([&rules]) {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        for metric in words.filter(|word| word.starts_with("quorlock_")) {
+            assert!(exported.contains_key(metric), "no {metric} in {scraped}");
+        }
+    }
+    // promtool checks queries in the form of rules.
+    let rule = |query: &String| format!("      - record: checked\n        expr: {query:?}\n");
+    let rules = queries.iter().map(rule).collect::<String>();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&file, format!("groups:\n  - name: dashboard\n    rules:\n{rules}")).unwrap();
+    promtool(&["check", "rules", "--lint=none"], file.path());
 }
 
 #[test]
