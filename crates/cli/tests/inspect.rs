@@ -267,26 +267,6 @@ fn locks_are_listed_in_the_order_of_their_keys() {
 }
 
 #[test]
-fn locks_of_several_slices_are_listed_once() {
-    const LOCKS: usize = 1200;
-    let nodes = agreeing_nodes();
-    for node in &nodes {
-        let mut pipeline = redis::pipe();
-        for n in 0..LOCKS {
-            let (key, fence) = (format!("k{n:04}"), (1 + n).to_string());
-            pipeline.cmd("LOCK.ACQUIRE").arg(&[&key, "t", "60000", "FENCE", &fence]);
-        }
-        let _: redis::Value = pipeline.query(&mut node.connection()).unwrap();
-    }
-    let output = list(&nodes, &["--limit", "100000", "--json"]);
-    let all = json(&output);
-    let locks = all["locks"].as_array().unwrap().iter();
-    let keys: Vec<_> = locks.map(|lock| lock["key"].as_str().unwrap()).collect();
-    assert_eq!(keys.len(), LOCKS);
-    assert!(keys.is_sorted() && all["truncated"] == false);
-}
-
-#[test]
 fn key_on_a_minority_of_the_nodes_is_marked() {
     let nodes = agreeing_nodes();
     exec(&nodes[0], &["LOCK.ACQUIRE", "k", "t", "60000"]);

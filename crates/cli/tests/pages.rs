@@ -1,14 +1,17 @@
-//! What the README and the pages of the book show is right: sessions, commands, figures, and the
-//! objects for Kubernetes. `make test-dist` runs the other commands of the pages.
+//! What users read is right: sessions, commands, figures and objects for Kubernetes in the README
+//! and the pages of the book, the texts of `--help`, errors that point to it, man pages and shell
+//! completions. `make test-dist` runs the other commands of the pages.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::common::*;
 use quorlock_testkit::{Nodes, Server};
 use rustix::process::Signal;
 use serde_json::Value;
+use tempfile::TempDir;
 
 const README: &str = include_str!("../../../README.md");
 const GETTING_STARTED: &str = include_str!("../../../docs/getting-started.md");
@@ -41,9 +44,11 @@ fn run_block(block: &str, nodes: &str) -> Output {
 
 #[test]
 fn shell_blocks_run_as_they_are_shown() {
-    for page in [README, GETTING_STARTED] {
+    let help = help(&["acquire"]);
+    let (_, example) = help.split_once("Example:\n").unwrap();
+    let example = example.split("\n\n").next().unwrap();
+    for scripts in [scripts(README), scripts(GETTING_STARTED), vec![example]] {
         let nodes = Nodes::start(3);
-        let scripts = scripts(page);
         assert!(!scripts.is_empty());
         for block in scripts {
             let nodes = nodes.urls().join(",");
@@ -195,4 +200,146 @@ fn objects_for_kubernetes_run_their_command_under_a_lock() {
         }
     }
     assert_eq!(kinds, ["batch/v1 CronJob", "v1 Secret", "apps/v1 Deployment"]);
+}
+
+#[test]
+fn short_help_fits_a_screen() {
+    let subcommands = subcommands();
+    let words = subcommands.iter().map(|name| vec![&**name, "-h"]).chain([vec!["-h"]]);
+    for arguments in words {
+        let help = quorlock().env("COLUMNS", "80").args(&arguments).output().unwrap();
+        let lines: Vec<_> = stdout(&help).lines().collect();
+        // The last line of a screen is the prompt.
+        assert!(lines.len() < 40, "{arguments:?}: {} lines", lines.len());
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{arguments:?}: {lines:?}");
+        assert!(lines.iter().any(|line| line.contains("--help")), "{arguments:?}: {lines:?}");
+    }
+}
+
+#[test]
+fn wrong_command_line_exits_with_125_and_points_to_help() {
+    let hint = "write `--` before the command";
+    for words in
+        [&["k", "echo", "hi"][..], &["-n", "k", "echo", "-n"], &["k", "--ttl", "5s", "true"]]
+    {
+        assert_error(&quorlock().arg("run").args(words).output().unwrap(), 125, hint);
+    }
+    for words in [
+        &["run", "k", "--nonsense", "--", "true"][..],
+        &["run", "k", "l", "--", "true"],
+        &["run", "--ttl", "10", "k"],
+        &["run", "--permits", "0", "k", "--", "true"],
+        &["run", "--permits", "65", "k", "--", "true"],
+        &["run", "--permits", "2", "--shared", "k", "--", "true"],
+        &["run", "k"],
+        &["run"],
+        &["release", "x", "y"],
+        &["walk"],
+    ] {
+        let output = quorlock().args(words).output().unwrap();
+        assert_error(&output, 125, "--help");
+        assert!(!stderr(&output).contains(hint), "{words:?}: {}", stderr(&output));
+        assert_eq!(stdout(&output), "");
+    }
+}
+
+#[test]
+fn example_files_of_help_and_documentation_are_valid() {
+    let help = quorlock().arg("--help").output().unwrap();
+    let (_, of_help) = stdout(&help).split_once("File:\n").unwrap();
+    let page = include_str!("../../../docs/operations/configuration.md");
+    let (_, of_page) = page.split_once("```toml\n").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("quorlock.toml");
+    for file in [of_help.split("\n\n").next().unwrap(), of_page.split("```").next().unwrap()] {
+        fs::write(&path, file).unwrap();
+        let mut run = quorlock();
+        run.args(["run", "k", "--config"]).arg(&path).args(["--", "true"]);
+        // The file is read, and the first file that it names is missing.
+        let error = "cannot read the password from /etc/quorlock.password";
+        assert_error(&run.output().unwrap(), 125, error);
+    }
+}
+
+/// Lets the program write the man pages and completions to a new folder.
+fn manual() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let output = quorlock().arg("__manual").arg(folder.path()).output().unwrap();
+    assert_eq!((code(output.status), stderr(&output)), (0, ""));
+    folder
+}
+
+fn help(words: &[&str]) -> String {
+    stdout(&quorlock().args(words).arg("--help").output().unwrap()).to_owned()
+}
+
+fn subcommands() -> Vec<String> {
+    let help = help(&[]);
+    let (_, list) = help.split_once("Commands:\n").unwrap();
+    let list = list.split("\n\n").next().unwrap();
+    let names = list.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    names.filter(|name| !name.is_empty() && *name != "help").map(str::to_owned).collect()
+}
+
+/// The text of a man page, without the escapes of its hyphens.
+fn man_page(folder: &Path, name: &str) -> String {
+    fs::read_to_string(folder.join("man").join(format!("{name}.1"))).unwrap().replace("\\-", "-")
+}
+
+#[test]
+fn every_verb_has_a_page_with_its_options_and_exit_codes() {
+    let folder = manual();
+    let main_page = man_page(folder.path(), "quorlock");
+    let subcommands = subcommands();
+    assert!(subcommands.len() > 10, "{subcommands:?}");
+    for subcommand in &subcommands {
+        assert!(main_page.contains(&format!("quorlock-{subcommand}(1)")), "{subcommand}");
+        let page = man_page(folder.path(), &format!("quorlock-{subcommand}"));
+        let help = help(&[subcommand]);
+        assert!(help.contains("Exit codes") && help.contains("  125 "), "{help}");
+        let options = help
+            .split_whitespace()
+            .map(|word| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '-'));
+        for option in options.filter(|word| word.starts_with("--") && word.len() > 2) {
+            assert!(page.contains(option), "{subcommand}: {option}");
+        }
+        let paragraphs = help.split("\n\n").filter_map(|paragraph| paragraph.lines().next());
+        for heading in paragraphs.filter_map(|line| line.strip_suffix(':')) {
+            let is_exempt = ["Usage", "Options", "Arguments", "Nodes"].contains(&heading)
+                || heading.starts_with(' ');
+            let section = format!(".SH {}", heading.to_uppercase());
+            let section = section.split(" (").next().unwrap();
+            assert!(
+                is_exempt || page.replace('"', "").contains(section),
+                "{subcommand}: {section}"
+            );
+        }
+    }
+    assert_eq!(fs::read_dir(folder.path().join("man")).unwrap().count(), subcommands.len() + 1);
+}
+
+#[test]
+fn completions_know_every_subcommand_and_no_hidden_one() {
+    let folder = manual();
+    for file in ["quorlock.bash", "quorlock.fish", "_quorlock"] {
+        let text = fs::read_to_string(folder.path().join("completions").join(file)).unwrap();
+        for subcommand in subcommands() {
+            assert!(text.contains(&subcommand), "{file}: {subcommand}");
+        }
+        assert!(!text.contains("__manual") && !text.contains("__watchdog"), "{file}");
+    }
+    let bash = folder.path().join("completions/quorlock.bash");
+    let script = format!(
+        "source {}; COMP_WORDS=(quorlock rel); COMP_CWORD=1; _quorlock quorlock rel quorlock; echo $COMPREPLY",
+        bash.display()
+    );
+    let output = Command::new("bash").args(["-c", &script]).output().unwrap();
+    assert_eq!(stdout(&output), "release\n", "{}", stderr(&output));
+}
+
+#[test]
+fn folder_that_cannot_be_written_to_is_named() {
+    let output = quorlock().args(["__manual", "/dev/null/here"]).output().unwrap();
+    assert_error(&output, 125, "/dev/null/here");
+    assert_eq!(code(quorlock().arg("__manual").output().unwrap().status), 125);
 }

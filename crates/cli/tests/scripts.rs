@@ -274,13 +274,11 @@ fn lock_whose_handle_cannot_be_printed_is_released() {
 }
 
 #[test]
-fn error_of_a_ttl_that_is_too_long_or_too_short_names_the_limit() {
+fn error_of_a_ttl_that_is_too_long_names_the_limit() {
     let nodes = Nodes::start(3);
     let output = on(&nodes, "acquire").args(["--ttl", "5m", "k"]).output().unwrap();
     let advice = "lower --ttl to at most 60s or raise lock.max-ttl";
     assert_error(&output, 125, advice);
-    let short = on(&nodes, "acquire").args(["--ttl", "5ms", "k"]).output().unwrap();
-    assert_error(&short, 125, "at least 100ms");
     let handle = acquire(&nodes);
     let output = output_retried_on_122(|| {
         with_input(on(&nodes, "extend").args(["--ttl", "5m", "-"]), &handle)
@@ -301,22 +299,4 @@ fn text_that_is_no_handle_is_refused_and_not_shown() {
         }
     }
     assert!(!is_free(&nodes));
-}
-
-#[test]
-fn example_of_the_help_works() {
-    let nodes = Nodes::start(3);
-    let help = quorlock().args(["acquire", "--help"]).output().unwrap();
-    let (_, example) = stdout(&help).split_once("Example:\n").unwrap();
-    let script = example.split("\n\n").next().unwrap();
-    assert!(script.contains("release -") && script.contains("extend -"), "{script}");
-    let mut shell = crate::common::shell(script, &nodes.urls().join(","));
-    let output = output_retried_on_122(|| shell.output().unwrap());
-    assert_ok(&output);
-    assert_eq!(stdout(&output), "first step\nsecond step\n");
-    for node in &nodes {
-        eventually(PATIENCE, "the lock is released", || {
-            redis::cmd("DBSIZE").query::<usize>(&mut node.connection()) == Ok(0)
-        });
-    }
 }

@@ -1,5 +1,6 @@
 //! How `quorlock run` stops its command when the lock is lost, waits for background processes
-//! (`--wait-all`), reports an uncertain lock, and keeps its lock while nodes fail.
+//! (`--wait-all`), reports an uncertain lock, and keeps its lock while nodes fail; and how its
+//! watchdog leaves no command beyond the lock when `quorlock run` is stopped or killed.
 //!
 //! The tests that cut off a majority ask the nodes, not a clock, whether the command was stopped
 //! in time. When the command has ended, that majority still has the lock, so no other client can
@@ -12,11 +13,14 @@ use std::{fs, thread};
 
 use crate::common::*;
 use quorlock_testkit::{Direction, Nodes, Proxy, eventually};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::NamedTempFile;
 
 /// SIGKILL is sent a twentieth of the ttl before the validity ends: with this ttl, early enough on
 /// a busy machine.
 const TTL: [&str; 2] = ["--ttl", "5s"];
+/// A ttl beyond the patience of the tests: a lock that ends sooner was released.
+const LONG_TTL: [&str; 2] = ["--ttl", "60s"];
 
 /// A command that prints its process ID, and ends on SIGTERM.
 const OBEDIENT: &str = "trap 'echo TERM; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
@@ -67,30 +71,18 @@ fn assert_stops_commands(ttl: &[&str], reason: &str, accident: fn(&mut Nodes)) {
         let mut nodes = Nodes::start(3);
         let mut running = start_script(&nodes, ttl, script);
         let command = running.pid_line();
-        crate::common::wait_until_all_hold(&nodes);
+        wait_until_all_hold(&nodes);
         accident(&mut nodes);
         let output = running.wait_for_end();
         assert_error(&output, 120, reason);
         assert_eq!(stdout(&output), "TERM\n");
         assert!(!is_alive(command));
-        crate::common::wait_until_free(&nodes);
+        wait_until_free(&nodes);
     };
     thread::scope(|scope| {
         scope.spawn(|| stops(OBEDIENT));
         scope.spawn(|| stops(STUBBORN));
     });
-}
-
-#[test]
-fn quorlock_stopped_past_the_deadline_exits_with_120_on_resume() {
-    let nodes = Nodes::start(3);
-    let mut running = start_script(&nodes, &["--ttl", "1s"], STUBBORN);
-    let command = running.pid_line();
-    running.signal(Signal::STOP);
-    crate::common::wait_until_free(&nodes);
-    running.signal(Signal::CONT);
-    assert_eq!(code(running.wait_for_end().status), 120);
-    assert!(!is_alive(command));
 }
 
 /// A command that needs 3.4 s to clean up after SIGTERM.
@@ -121,33 +113,6 @@ fn default_grace_is_too_short_for_a_slow_command() {
 }
 
 #[test]
-fn shorter_kill_after_sends_sigterm_later_and_limits_the_grace() {
-    let net = Net::start();
-    let mut running = net.run(&["--ttl", "10s", "--kill-after", "800ms"], SLOW);
-    let command = running.pid_line();
-    let started = Instant::now();
-    net.cut_off_a_majority();
-    assert_eq!(running.line(), "TERM");
-    // By default, SIGTERM is sent when a third of the ttl is left: 6.7 s after the last extension.
-    assert!(started.elapsed() > Duration::from_millis(7500), "{:?}", started.elapsed());
-    net.assert_ends_before_the_lock(command);
-    let output = running.wait_for_end();
-    assert_eq!((code(output.status), stdout(&output)), (120, ""));
-}
-
-#[test]
-fn grace_above_two_fifths_of_the_ttl_is_refused() {
-    let nodes = Nodes::start(1);
-    let output =
-        run_script(&nodes, &["--ttl", "10s", "--kill-after", "5s"], "echo ran").output().unwrap();
-    assert_eq!((code(output.status), stdout(&output)), (125, ""));
-    assert_contains(
-        stderr(&output),
-        "for this --ttl: it must be at most 4s, two fifths of the ttl",
-    );
-}
-
-#[test]
 fn uncertain_lock_is_reported_once_and_so_is_its_confirmation() {
     let net = Net::start();
     let mut running = net.run(&["--ttl", "4s"], "echo held; read go");
@@ -173,7 +138,7 @@ fn lock_is_released_while_background_processes_go_on() {
     let go = folder.path().join("go");
     let mut running = start_script(&nodes, &[], &in_background("sh", &go));
     let background = running.pid_line();
-    crate::common::wait_until_free(&nodes);
+    wait_until_free(&nodes);
     assert!(is_alive(background));
     fs::write(&go, "").unwrap();
     assert_eq!(code(running.wait_for_end().status), 7);
@@ -248,13 +213,6 @@ fn command_survives_repeated_losses_of_two_of_five_nodes() {
 }
 
 #[test]
-fn sixteen_runs_on_four_of_five_nodes_never_overlap() {
-    let mut nodes = Nodes::start(5);
-    nodes[2].kill();
-    crate::common::assert_runs_never_overlap(&nodes, 16, 1);
-}
-
-#[test]
 fn command_does_not_inherit_sockets_of_quorlock() {
     let nodes = Nodes::start(1);
     let mut plain = Command::new("sh");
@@ -262,4 +220,261 @@ fn command_does_not_inherit_sockets_of_quorlock() {
     let expected = plain.args(["-c", list]).stdin(Stdio::null()).output().unwrap();
     let output = run_script(&nodes, &[], list).output().unwrap();
     assert_eq!(stdout(&output), stdout(&expected));
+}
+
+/// A command that ignores SIGTERM, with a child in its session and a child in another session.
+const STUBBORN_ALL: &str = "trap '' TERM; setsid sh -c 'while :; do sleep 0.01; done' & \
+                            sh -c 'while :; do sleep 0.01; done'";
+
+/// A `quorlock run` that holds the lock, and whose command runs until a signal ends it.
+struct FirstRun {
+    nodes: Nodes,
+    file: NamedTempFile,
+    holder: Running,
+    command: Pid,
+}
+
+impl FirstRun {
+    fn start(rest: &str) -> Self {
+        let nodes = Nodes::start(3);
+        let file = NamedTempFile::new().unwrap();
+        let script = alone(file.path(), &format!("echo $$; {rest}"));
+        let mut holder = start_script(&nodes, &TTL, &script);
+        assert_eq!(holder.line(), "alone");
+        let command = holder.pid_line();
+        Self { nodes, file, holder, command }
+    }
+
+    /// Runs a second command under the lock, and returns what it prints.
+    fn run_next(&self) -> String {
+        let script = alone(self.file.path(), "true");
+        let output = run_script(&self.nodes, &["--wait", "10s"], &script).output().unwrap();
+        assert_ok(&output);
+        stdout(&output).trim_end().to_owned()
+    }
+
+    fn watchdog(&self) -> Pid {
+        watchdog_of(self.holder.pid())
+    }
+
+    fn command_has_ended(&self) -> bool {
+        !is_alive(self.command)
+    }
+}
+
+fn kill(pid: Pid, signal: Signal) {
+    kill_process(pid, signal).unwrap();
+}
+
+#[test]
+fn stopped_quorlock_leaves_no_command_beyond_its_lock() {
+    for rest in [STUBBORN, STUBBORN_ALL] {
+        let first = FirstRun::start(rest);
+        first.holder.signal(Signal::STOP);
+        assert_eq!(first.run_next(), "alone");
+        assert!(first.command_has_ended());
+        first.holder.signal(Signal::CONT);
+        let output = first.holder.wait_for_end();
+        assert_error(&output, 120, "quorlock process may have been suspended");
+    }
+}
+
+#[test]
+fn stopped_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
+    let first = FirstRun::start(STUBBORN);
+    let watchdog = first.watchdog();
+    first.holder.signal(Signal::STOP);
+    kill(watchdog, Signal::KILL);
+    assert_eq!(first.run_next(), "together");
+    assert!(!first.command_has_ended());
+    first.holder.signal(Signal::CONT);
+    assert_eq!(code(first.holder.wait_for_end().status), 120);
+    assert!(!is_alive(first.command));
+}
+
+#[test]
+fn killed_quorlock_leaves_no_command_beyond_its_lock() {
+    for rest in [STUBBORN, STUBBORN_ALL] {
+        let first = FirstRun::start(rest);
+        first.holder.signal(Signal::KILL);
+        assert_eq!(first.run_next(), "alone");
+        assert!(first.command_has_ended());
+    }
+}
+
+#[test]
+fn killed_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
+    let first = FirstRun::start(STUBBORN);
+    let watchdog = first.watchdog();
+    first.holder.signal(Signal::STOP);
+    kill(watchdog, Signal::KILL);
+    first.holder.signal(Signal::KILL);
+    assert_eq!(first.run_next(), "together");
+    assert!(!first.command_has_ended());
+    kill(first.command, Signal::KILL);
+}
+
+#[test]
+fn command_of_a_killed_quorlock_gets_sigterm_first() {
+    let nodes = Nodes::start(3);
+    let script = "trap 'echo TERM; read go; exit' TERM; echo $$; while :; do sleep 0.01; done";
+    let mut running = start_script(&nodes, &LONG_TTL, script);
+    let command = running.pid_line();
+    running.signal(Signal::KILL);
+    assert_eq!(running.line(), "TERM");
+    assert!(is_alive(command) && nodes_holding(&nodes) >= 2, "the lock has not ended yet");
+    running.say("go");
+    wait_until_ended(command);
+}
+
+#[test]
+fn watchdog_of_a_killed_quorlock_releases_the_lock() {
+    for (kind, of_next) in
+        [(&[][..], &[][..]), (&["--shared"], &[]), (&["--permits", "1"], &["--permits", "1"])]
+    {
+        let nodes = Nodes::start(3);
+        let mut running = start_script(&nodes, &[&LONG_TTL, kind].concat(), OBEDIENT);
+        let command = running.pid_line();
+        let watchdog = watchdog_of(running.pid());
+        running.signal(Signal::KILL);
+        // The wait is shorter than the ttl.
+        let options = [&["--wait", "15s"], of_next].concat();
+        assert_ok(&run_script(&nodes, &options, "true").output().unwrap());
+        assert!(!is_alive(command), "{kind:?}");
+        wait_until_ended(watchdog);
+    }
+}
+
+#[test]
+fn watchdog_leaves_the_lock_to_the_next_holder() {
+    let nodes = Nodes::start(3);
+    let mut running = start_script(&nodes, &LONG_TTL, OBEDIENT);
+    let command = running.pid_line();
+    let watchdog = watchdog_of(running.pid());
+    kill(watchdog, Signal::STOP);
+    running.signal(Signal::KILL);
+    nodes.iter().for_each(|node| exec(node, &["DEL", "k"]));
+    let handle = acquire_everywhere(&nodes, &LONG_TTL);
+    kill(watchdog, Signal::CONT);
+    wait_until_ended(command);
+    wait_until_ended(watchdog);
+    assert_eq!(nodes_holding(&nodes), 3, "{handle}");
+}
+
+#[test]
+fn watchdog_ends_although_no_node_answers() {
+    let net = Net::start();
+    let mut running = net.run(&LONG_TTL, OBEDIENT);
+    let command = running.pid_line();
+    let watchdog = watchdog_of(running.pid());
+    net.cut_off_a_majority();
+    net.proxies[2].drop_bytes(Direction::ToServer);
+    running.signal(Signal::KILL);
+    wait_until_ended(command);
+    wait_until_ended(watchdog);
+}
+
+#[test]
+fn token_is_in_no_argument_environment_or_file_of_the_command() {
+    let nodes = Nodes::start(1);
+    let mut running = start_script(&nodes, &LONG_TTL, OBEDIENT);
+    let command = running.pid_line();
+    let watchdog = watchdog_of(running.pid());
+    let token: String = redis::cmd("GET").arg("k").query(&mut nodes[0].connection()).unwrap();
+    for process in [running.pid(), watchdog, command] {
+        let folder = format!("/proc/{}", process.as_raw_pid());
+        for file in ["cmdline", "environ"] {
+            let text = fs::read(format!("{folder}/{file}")).unwrap();
+            assert!(!String::from_utf8_lossy(&text).contains(&token), "{file} of {process:?}");
+        }
+        for descriptor in fs::read_dir(format!("{folder}/fd")).unwrap().flatten() {
+            let file = fs::read_link(descriptor.path()).unwrap_or_default();
+            assert!(!file.to_string_lossy().contains("memfd"), "{file:?} of {process:?}");
+        }
+    }
+}
+
+#[test]
+fn stopped_command_is_continued_to_clean_up() {
+    let nodes = Nodes::start(3);
+    let mut running = start_script(&nodes, &["--ttl", "20s"], OBEDIENT);
+    let command = running.pid_line();
+    kill(command, Signal::STOP);
+    running.signal(Signal::KILL);
+    assert_eq!(running.line(), "TERM");
+    wait_until_ended(command);
+}
+
+#[test]
+fn quorlock_stops_the_command_when_its_watchdog_is_killed() {
+    for rest in ["trap 'exit 0' TERM; while :; do sleep 0.01; done", STUBBORN_ALL] {
+        let first = FirstRun::start(rest);
+        kill(first.watchdog(), Signal::KILL);
+        assert_eq!(first.run_next(), "alone");
+        let output = first.holder.wait_for_end();
+        assert_error(&output, 125, "its watchdog was killed");
+    }
+}
+
+#[test]
+fn quorlock_stops_the_command_when_its_watchdog_is_stopped() {
+    let net = Net::start();
+    let mut running = net.run(&["--ttl", "10s"], STUBBORN);
+    let command = running.pid_line();
+    let watchdog = watchdog_of(running.pid());
+    kill(watchdog, Signal::STOP);
+    net.cut_off_a_majority();
+    net.assert_ends_before_the_lock(command);
+    assert_eq!(code(running.wait_for_end().status), 120);
+    assert!(!is_alive(watchdog));
+}
+
+#[test]
+fn watchdog_ends_with_the_command_and_ignores_signals() {
+    let nodes = Nodes::start(1);
+    let mut running = start_script(&nodes, &[], "echo held; read go; exit 3");
+    assert_eq!(running.line(), "held");
+    let watchdog = watchdog_of(running.pid());
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2]
+    {
+        kill(watchdog, signal);
+    }
+    running.say("go");
+    assert_eq!(code(running.wait_for_end().status), 3);
+    wait_until_ended(watchdog);
+}
+
+#[test]
+fn watchdog_refuses_to_start_without_quorlock_run() {
+    let output = quorlock().args(["__watchdog", "true"]).output().unwrap();
+    assert_error(&output, 125, "only `quorlock run` starts a watchdog");
+    let help = quorlock().arg("--help").output().unwrap();
+    assert!(!stdout(&help).contains("watchdog"));
+}
+
+#[test]
+fn pipeline_ends_with_the_command_also_when_quorlock_was_killed() {
+    let nodes = Nodes::start(1);
+    let mut pipeline = Command::new("sh");
+    pipeline.arg("-c").arg("{ exec \"$0\" run k -- sh -c 'echo $$; read go; echo done'; } | cat");
+    pipeline.arg(QUORLOCK).env("QUORLOCK_NODES", nodes.urls().join(","));
+    let mut running = Running::start(&mut pipeline);
+    running.pid_line();
+    running.say("go");
+    let output = running.wait_for_end();
+    assert_eq!((code(output.status), stdout(&output)), (0, "done\n"));
+
+    let mut running = Running::start(&mut pipeline);
+    let command = running.pid_line();
+    // The shell of the pipeline has two children, quorlock and `cat`. Only quorlock has children.
+    let shell = running.pid();
+    let mut quorlock = None;
+    eventually(PATIENCE, "quorlock runs", || {
+        let mut children = children_of(shell).into_iter();
+        quorlock = children.find(|child| !children_of(*child).is_empty());
+        quorlock.is_some()
+    });
+    kill(quorlock.unwrap(), Signal::KILL);
+    assert_eq!(stdout(&running.wait_for_end()), "");
+    wait_until_ended(command);
 }

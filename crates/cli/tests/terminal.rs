@@ -1,14 +1,26 @@
-//! `quorlock run` and `quorlock revoke` in the foreground of a terminal: Ctrl-C, Ctrl-Z and reading
-//! from the terminal.
+//! The program in a real terminal: `quorlock run` and `quorlock revoke` in the foreground with
+//! Ctrl-C, Ctrl-Z and input, and the screen of `quorlock top`.
 
+use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::common::*;
 use quorlock_testkit::{Nodes, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
-const CTRL_C: u8 = 3;
-const CTRL_Z: u8 = 26;
+const CTRL_C: &str = "\x03";
+const CTRL_Z: &str = "\x1a";
+const ENTER: &str = "\r";
+const ROWS: u16 = 30;
+const COLUMNS: u16 = 110;
 
 const STATUS: &str = "echo status $?";
 /// Shows that the command has stopped, and continues it after a line of input.
@@ -16,49 +28,122 @@ const STOPPED_THEN_FG: &str = "echo stopped $?; read line; fg >/dev/null; echo s
 
 /// A shell with job control in a terminal.
 struct Terminal {
-    _shell: KillOnDrop,
+    shell: Child,
     keyboard: File,
-    screen: Lines,
+    screen: Arc<Mutex<vt100::Parser>>,
+    written: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Terminal {
-    /// Runs a script in a shell. In the script, `$Q` is `quorlock run` on these nodes.
-    fn start(nodes: &Nodes, options: &str, script: &str) -> Self {
-        let (keyboard, mut shell) = shell_in_terminal(script);
-        shell
-            .env("Q", format!("{QUORLOCK} run {options}"))
-            .env("QUORLOCK", QUORLOCK)
-            .env("QUORLOCK_NODES", nodes.urls().join(","));
-        let screen = Lines::of(keyboard.try_clone().unwrap());
-        Self { _shell: KillOnDrop(shell.spawn().unwrap()), keyboard, screen }
+    /// Runs a script in a shell. In the script, `$Q` is `quorlock` and `$TOP` is `quorlock
+    /// top`, on these nodes.
+    fn start(nodes: &Nodes, script: &str) -> Self {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let keyboard = openpt(flags).unwrap();
+        grantpt(&keyboard).unwrap();
+        unlockpt(&keyboard).unwrap();
+        let name = ptsname(&keyboard, Vec::new()).unwrap();
+        let shell_side = || -> Stdio {
+            let path = OsStr::from_bytes(name.as_bytes());
+            File::options().read(true).write(true).open(path).unwrap().into()
+        };
+        let mut shell = Command::new("setsid");
+        shell.args(["--ctty", "--wait", "env", "--default-signal"]);
+        shell.args(["bash", "--norc", "-mc", script]);
+        shell.stdin(shell_side()).stdout(shell_side()).stderr(shell_side());
+        let keyboard = File::from(keyboard);
+        let size = Winsize { ws_row: ROWS, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&keyboard, size).unwrap();
+        shell.env("QUORLOCK_NODES", nodes.urls().join(",")).env("TERM", "xterm-256color");
+        shell.env("Q", QUORLOCK).env("TOP", format!("{QUORLOCK} top --interval 100ms"));
+        let shell = shell.spawn().unwrap();
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(ROWS, COLUMNS, 0)));
+        let written = Arc::<Mutex<Vec<u8>>>::default();
+        let (mut output, parser, log) =
+            (keyboard.try_clone().unwrap(), Arc::clone(&screen), Arc::clone(&written));
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = output.read(&mut bytes) {
+                log.lock().unwrap().extend(&bytes[..count]);
+                parser.lock().unwrap().process(&bytes[..count]);
+            }
+        });
+        Self { shell, keyboard, screen, written }
     }
 
     /// Starts this command under the lock `k`, and waits until it prints `ready`. Once the command
     /// has ended or stopped, the shell runs `rest`.
     #[track_caller]
     fn run(nodes: &Nodes, options: &str, command: &str, rest: &str) -> Self {
-        let terminal = Self::start(nodes, options, &format!("$Q k -- sh -c '{command}'\n{rest}"));
+        let terminal =
+            Self::start(nodes, &format!("$Q run {options} k -- sh -c '{command}'\n{rest}"));
         terminal.shows("ready");
         terminal
     }
 
-    /// Waits for a line with this text, and returns the line.
+    /// Waits for this text on the screen, and returns its line.
     #[track_caller]
     fn shows(&self, text: &str) -> String {
+        self.until(text, |screen| screen.contents().contains(text));
+        let contents = self.screen.lock().unwrap().screen().contents();
+        contents.lines().find(|line| line.contains(text)).unwrap_or_default().trim().to_owned()
+    }
+
+    /// Waits until the terminal shows the shell again.
+    #[track_caller]
+    fn until_left(&self) {
+        self.until("the screen of the shell", |screen| {
+            !screen.alternate_screen() && !screen.hide_cursor()
+        });
+        eventually(PATIENCE, "the modes are those of the shell", || self.is_cooked());
+    }
+
+    /// Waits until the screen meets the condition, which `what` describes.
+    #[track_caller]
+    fn until(&self, what: &str, is_so: impl Fn(&vt100::Screen) -> bool) {
+        let started = Instant::now();
         loop {
-            let line = self.screen.next().unwrap_or_else(|| panic!("{text:?} was not shown"));
-            if line.contains(text) {
-                return line.trim().to_owned();
+            let screen = self.screen.lock().unwrap();
+            if is_so(screen.screen()) {
+                return;
             }
+            assert!(started.elapsed() < PATIENCE, "no {what}, but\n{}", screen.screen().contents());
+            drop(screen);
+            thread::sleep(Duration::from_millis(10));
         }
     }
 
-    fn press(&mut self, key: u8) {
-        self.keyboard.write_all(&[key]).unwrap();
+    fn press(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    fn type_line(&mut self, line: &str) {
-        writeln!(self.keyboard, "{line}").unwrap();
+    /// Whether the terminal is in the state that a shell needs.
+    fn is_cooked(&self) -> bool {
+        let modes = tcgetattr(&self.keyboard).unwrap().local_modes;
+        modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
+    }
+
+    fn top(&self) -> Pid {
+        let mut found = None;
+        eventually(PATIENCE, "top runs", || {
+            let mut processes = vec![Pid::from_child(&self.shell)];
+            while let Some(process) = processes.pop() {
+                let name = std::fs::read_to_string(format!("/proc/{}/comm", process.as_raw_pid()));
+                if name.is_ok_and(|name| name.trim() == "quorlock") {
+                    found = Some(process);
+                }
+                processes.extend(children_of(process));
+            }
+            found.is_some()
+        });
+        found.unwrap()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
     }
 }
 
@@ -69,7 +154,7 @@ fn ctrl_c_reaches_the_command_and_its_exit_code_reaches_the_shell() {
     let mut terminal = Terminal::run(&nodes, "", command, STATUS);
     terminal.press(CTRL_C);
     terminal.shows("INT");
-    assert_eq!(terminal.shows("status"), "status 5");
+    terminal.shows("status 5");
     assert_eq!(nodes_holding(&nodes), 0);
 }
 
@@ -80,11 +165,11 @@ fn ctrl_c_is_not_passed_on_a_second_time() {
     let mut terminal = Terminal::run(&nodes, "", command, STATUS);
     terminal.press(CTRL_C);
     terminal.shows("INT");
-    terminal.type_line("first");
-    terminal.type_line("second");
+    terminal.press("first\n");
+    terminal.press("second\n");
     // A second INT would interrupt the second `read`, and `go` would be empty.
-    terminal.shows("go ");
-    assert_eq!(terminal.shows("status"), "status 0");
+    terminal.shows("go first");
+    terminal.shows("status 0");
 }
 
 #[test]
@@ -93,12 +178,12 @@ fn ctrl_z_stops_the_command_and_fg_continues_it() {
     let command = "echo ready; while ! read go; do :; done; echo continued; exit 4";
     let mut terminal = Terminal::run(&nodes, "--ttl 30s", command, STOPPED_THEN_FG);
     terminal.press(CTRL_Z);
-    assert_eq!(terminal.shows("stopped "), "stopped 148");
+    terminal.shows("stopped 148");
     assert!(nodes_holding(&nodes) >= 2);
-    terminal.type_line("continue");
-    terminal.type_line("go");
+    terminal.press("continue\n");
+    terminal.press("go\n");
     terminal.shows("continued");
-    assert_eq!(terminal.shows("status"), "status 4");
+    terminal.shows("status 4");
     assert_eq!(nodes_holding(&nodes), 0);
 }
 
@@ -110,46 +195,165 @@ fn suspended_command_is_killed_before_the_next_holder_begins() {
     let mut terminal = Terminal::run(&nodes, "--ttl 5s", command, STOPPED_THEN_FG);
     let pid = crate::common::pid(terminal.shows("pid ").trim_start_matches("pid "));
     terminal.press(CTRL_Z);
-    assert_eq!(terminal.shows("stopped "), "stopped 148");
+    terminal.shows("stopped 148");
     let next = format!("kill -0 {} 2>/dev/null && echo overlap; echo ran", pid.as_raw_pid());
     let output = run_script(&nodes, &["--wait", "10s"], &next).output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (0, "ran\n"));
     wait_until_ended(pid);
-    terminal.type_line("continue");
+    terminal.press("continue\n");
     terminal.shows("the command was stopped");
-    assert_eq!(terminal.shows("status"), "status 120");
+    terminal.shows("status 120");
 }
 
 #[test]
 fn rest_of_a_pipeline_survives_the_loss_of_the_lock() {
     let nodes = Nodes::start(1);
     let script = "set -o pipefail
-                  $Q k -- sh -c 'echo ready; while :; do sleep 0.01; done' | { cat; echo cat ended; }
+                  $Q run --ttl 1s k -- sh -c 'echo ready; while :; do sleep 0.01; done' | { cat; echo cat ended; }
                   echo status $?";
-    let terminal = Terminal::start(&nodes, "--ttl 1s", script);
+    let terminal = Terminal::start(&nodes, script);
     terminal.shows("ready");
     exec(&nodes[0], &["DEL", "k"]);
     terminal.shows("cat ended");
-    assert_eq!(terminal.shows("status"), "status 120");
+    terminal.shows("status 120");
 }
 
 #[test]
 fn revocation_needs_a_yes_and_stands_when_interrupted() {
     let nodes = Nodes::start(3);
     let holder = Holder::start(&nodes, &["--ttl", "30s", "--owner", "web-3"]);
-    let script = "\"$QUORLOCK\" revoke k; echo status $?; \"$QUORLOCK\" revoke k; echo status $?";
-    let mut terminal = Terminal::start(&nodes, "", script);
+    let script = "$Q revoke k; echo first $?; $Q revoke k; echo second $?";
+    let mut terminal = Terminal::start(&nodes, script);
     terminal.shows("web-3, fence ");
-    terminal.type_line("n");
+    terminal.press("n\n");
     terminal.shows("nothing was revoked");
-    assert_eq!(terminal.shows("status"), "status 125");
+    terminal.shows("first 125");
     assert_eq!(nodes_revoked(&nodes), 0);
-    terminal.shows("web-3, fence ");
-    terminal.type_line("y");
+    terminal.until("a second question", |screen| {
+        screen.contents().matches("web-3, fence ").count() == 2
+    });
+    terminal.press("y\n");
     terminal.shows("revoked from web-3, ");
     eventually(PATIENCE, "the lock is revoked", || nodes_revoked(&nodes) == 3);
     terminal.press(CTRL_C);
     terminal.shows("interrupted: the revocation stands, and the lock ends within ");
-    assert_eq!(terminal.shows("status"), "status 130");
+    terminal.shows("second 130");
     holder.release();
+}
+
+fn acquire(nodes: &Nodes, key: &str, owner: &str) {
+    let words = ["LOCK.ACQUIRE", key, "token", "60000", "FENCE", "7", "OWNER", owner];
+    nodes.iter().for_each(|node| exec(node, &words));
+}
+
+#[test]
+fn new_lock_is_shown_escaped_and_q_restores_the_terminal() {
+    let nodes = Nodes::start(3);
+    acquire(&nodes, "orders\x1b]0;pwned\x07", "\x1b[31mred\u{202e}");
+    let mut terminal = Terminal::start(&nodes, "$TOP; echo status $?");
+    terminal.shows("3 of 3 nodes vote");
+    terminal.shows("pwned");
+    terminal.shows("red");
+    assert!(!terminal.is_cooked());
+    acquire(&nodes, "nightly", "batch");
+    terminal.shows("nightly");
+    terminal.press("/nightly");
+    terminal.press(ENTER);
+    terminal.press(ENTER);
+    terminal.shows("unless it is extended");
+    terminal.press("\x1b");
+    terminal.press("q");
+    terminal.until_left();
+    terminal.shows("status 0");
+    let shown = String::from_utf8_lossy(&terminal.written.lock().unwrap()).into_owned();
+    assert!(!shown.contains("\x1b]0;pwned") && !shown.contains(['\u{202e}', '\x07']));
+}
+
+#[test]
+fn signal_restores_the_terminal() {
+    let nodes = Nodes::start(1);
+    for (signal, status) in
+        [(Signal::TERM, "status 143"), (Signal::HUP, "status 129"), (Signal::INT, "status 130")]
+    {
+        let terminal = Terminal::start(&nodes, "$TOP; echo status $?");
+        terminal.shows("1 of 1 nodes vote");
+        kill_process(terminal.top(), signal).unwrap();
+        terminal.until_left();
+        terminal.shows(status);
+    }
+}
+
+/// Ctrl-Z stops the program the first time, and a signal of another process the second time.
+#[test]
+fn stopped_program_leaves_the_terminal_to_the_shell_and_fg_brings_it_back() {
+    let nodes = Nodes::start(1);
+    let mut terminal = Terminal::start(
+        &nodes,
+        "$TOP; echo stopped 1; read line; fg; echo stopped 2; read line; fg; echo status $?",
+    );
+    for by_key in [true, false] {
+        terminal.shows("1 of 1 nodes vote");
+        if by_key {
+            terminal.press(CTRL_Z);
+        } else {
+            kill_process(terminal.top(), Signal::TSTP).unwrap();
+        }
+        terminal.until_left();
+        terminal.shows(if by_key { "stopped 1" } else { "stopped 2" });
+        terminal.press("x\n");
+    }
+    terminal.shows("1 of 1 nodes vote");
+    terminal.press("q");
+    terminal.shows("status 0");
+}
+
+/// Measures from the beginning of the first listing to the beginning of the next. With `--interval
+/// 100ms` alone, the program would list the locks up to ten times a second.
+#[test]
+fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
+    const LOCKS: u64 = 10_000;
+    let nodes = Nodes::start_with(1, |_, node| node.arg("lock.max-ttl", 3_600_000)).unwrap();
+    let mut pipe = redis::pipe();
+    for index in 0..LOCKS {
+        let key = format!("orders/{index:05}");
+        pipe.cmd("LOCK.ACQUIRE").arg(&[&key, "token", "3600000", "OWNER", "web-3"]).ignore();
+    }
+    pipe.exec(&mut nodes[0].connection()).unwrap();
+    let spent_on_scans = || command_stats(&nodes[0], "lock.scan");
+    let mut terminal = Terminal::start(&nodes, "$TOP --node-timeout 10s");
+    let mut first = Instant::now();
+    eventually(PATIENCE, "the first listing has begun", || {
+        let before = Instant::now();
+        let has_begun = spent_on_scans().0 > 0;
+        if !has_begun {
+            first = before;
+        }
+        has_begun
+    });
+    terminal.shows("10000 locks");
+    let (mut spent, mut before_next) = (spent_on_scans(), Instant::now());
+    let calls = spent.0;
+    // The program responds to keys in the meantime.
+    terminal.press("\x1b[F");
+    terminal.shows("orders/09999");
+    loop {
+        // The program counts the INFO calls here as its own. Without this pause, it lists later.
+        thread::sleep(Duration::from_millis(100));
+        let latest = spent_on_scans();
+        if latest.0 > calls {
+            break;
+        }
+        (spent, before_next) = (latest, Instant::now());
+        assert!(first.elapsed() < 3 * PATIENCE, "the next listing does not begin");
+    }
+    let share = spent.1.as_secs_f64() / before_next.duration_since(first).as_secs_f64();
+    println!("LOCK.SCAN took {:.2} % of the node", share * 100.0);
+    assert!(share < 0.01, "{share}");
+}
+
+#[test]
+fn missing_terminal_is_an_error_that_says_what_to_use() {
+    let nodes = Nodes::start(1);
+    let output = on(&nodes, "top").output().unwrap();
+    assert_error(&output, 125, "quorlock list --json");
 }

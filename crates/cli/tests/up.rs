@@ -64,6 +64,7 @@ fn missing_server_or_module_is_an_error_that_says_what_to_do() {
     };
     refused(&["--server", "/no/such/file"], None, &["/no/such/file", "--server"]);
     refused(&["--module", "/no/such/file"], None, &["--module names /no/such/file", "cargo build"]);
+    refused(&["--module", "/bin/sh", "-n", "1"], None, &["/bin/sh"]);
     refused(&[], Some("QUORLOCK_SERVER"), &["/no/such/file", "QUORLOCK_SERVER"]);
     refused(&[], Some("QUORLOCK_MODULE"), &["/no/such/file", "QUORLOCK_MODULE", "--module"]);
     let mut without_any = Command::new(QUORLOCK);
@@ -328,10 +329,4 @@ fn missing_build_is_an_error_that_says_what_to_do() {
     let output = prefix.run(&[]);
     assert_error(&output, 1, "make build");
     assert!(prefix.files().is_empty());
-}
-
-#[test]
-fn file_that_is_no_module_is_an_error_that_names_the_file() {
-    let output = quorlock().args(["up", "-n", "1", "--module", "/bin/sh"]).output().unwrap();
-    assert_error(&output, 125, "/bin/sh");
 }

@@ -2,10 +2,7 @@
 //! ask the nodes about a lock.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
@@ -15,7 +12,6 @@ use std::{iter, mem, thread};
 
 use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, holds_within};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::Value;
 
 /// The time limit of every wait. Each step of a test takes less time.
@@ -242,20 +238,11 @@ impl Drop for Running {
     }
 }
 
-pub(crate) struct KillOnDrop(pub(crate) Child);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// The lines of a pipe. A thread reads them, so that a test can wait with a time limit.
-pub(crate) struct Lines(Receiver<String>);
+struct Lines(Receiver<String>);
 
 impl Lines {
-    pub(crate) fn of(pipe: impl Read + Send + 'static) -> Self {
+    fn of(pipe: impl Read + Send + 'static) -> Self {
         let (sender, receiver) = mpsc::channel();
         thread::spawn(move || {
             let mut pipe = BufReader::new(pipe);
@@ -271,7 +258,7 @@ impl Lines {
 
     /// Waits for the next line. Returns `None` at the end.
     #[track_caller]
-    pub(crate) fn next(&self) -> Option<String> {
+    fn next(&self) -> Option<String> {
         match self.0.recv_timeout(PATIENCE) {
             Ok(line) => Some(line),
             Err(RecvTimeoutError::Disconnected) => None,
@@ -393,6 +380,12 @@ pub(crate) fn children_of(parent: Pid) -> Vec<Pid> {
     lists.flatten().collect()
 }
 
+/// A script that locks this file with `flock` until all of its processes have ended. Prints
+/// `alone`, or `together` if another command has locked the file, and continues with `then`.
+pub(crate) fn alone(file: &Path, then: &str) -> String {
+    format!("exec 9>{}; flock -n 9 && echo alone || echo together; {then}", file.display())
+}
+
 /// The number of running nodes that have the key `k`.
 pub(crate) fn nodes_holding(nodes: &Nodes) -> usize {
     nodes.iter().filter(|node| node.is_running() && has_key(node)).count()
@@ -434,28 +427,6 @@ pub(crate) fn wait_until_free(nodes: &Nodes) {
 pub(crate) fn wait_for_waiter(nodes: &Nodes) {
     let has_waiter = |node: &Server| info_number(node, "lock_waiters") > 0;
     eventually(PATIENCE, "a client waits", || nodes.iter().any(has_waiter));
-}
-
-/// Runs commands under the lock `k` in this many threads, and asserts that they never overlap.
-#[track_caller]
-pub(crate) fn assert_runs_never_overlap(nodes: &Nodes, threads: usize, runs_each: usize) {
-    let folder = tempfile::tempdir().unwrap();
-    // Only one run can make the folder. A run that overlaps finds it, and fails.
-    let script =
-        format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
-    let run_some = || {
-        for _ in 0..runs_each {
-            let output = start_script(nodes, &LONG_NODE_TIMEOUT, &script).wait_for_end();
-            assert_eq!((code(output.status), stderr(&output)), (0, ""));
-        }
-    };
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(run_some);
-        }
-    });
-    let runs = std::fs::read_to_string(folder.path().join("runs")).unwrap();
-    assert_eq!(runs.len(), threads * runs_each);
 }
 
 fn info(server: &Server, section: &str) -> String {
@@ -538,21 +509,4 @@ pub(crate) fn lose_lock_of(options: &[&str], script: &str) -> Output {
     let output = running.wait_for_end();
     assert_eq!(code(output.status), 120);
     output
-}
-
-/// Returns the test's side of a new terminal, and a command that runs this script there, in a shell
-/// with job control.
-pub(crate) fn shell_in_terminal(script: &str) -> (File, Command) {
-    let test_side = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-    grantpt(&test_side).unwrap();
-    unlockpt(&test_side).unwrap();
-    let name = ptsname(&test_side, Vec::new()).unwrap();
-    let shell_side = || -> Stdio {
-        let path = OsStr::from_bytes(name.as_bytes());
-        File::options().read(true).write(true).open(path).unwrap().into()
-    };
-    let mut shell = Command::new("setsid");
-    shell.args(["--ctty", "--wait", "env", "--default-signal", "bash", "--norc", "-mc", script]);
-    shell.stdin(shell_side()).stdout(shell_side()).stderr(shell_side());
-    (File::from(test_side), shell)
 }
