@@ -1,13 +1,19 @@
-//! Exit codes of this program. `quorlock run` also returns the exit code of its command, and
-//! `quorlock doctor` has codes of its own. After a signal, the code is 128 + the signal; `quorlock
-//! up` and `quorlock exporter` then return 0.
+//! How this program fails: its exit codes, and the errors of the client library in its own words,
+//! which name the option to change.
+//!
+//! `quorlock run` also returns the exit code of its command, and `quorlock doctor` has codes of its
+//! own. After a signal, the code is 128 + the signal; `quorlock up` and `quorlock exporter` then
+//! return 0.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 
-use quorlock_client::{NodeAnswers, NodeError};
+use anyhow::anyhow;
+use quorlock_client::{AcquireError, AttachError, Holder, NodeAnswers, NodeError, ReleaseError};
 use quorlock_core::quorum::Majority;
 use rustix::process::Signal;
+
+use crate::values::text_of_ms;
 
 pub(crate) const SUCCESS: u8 = 0;
 /// The lock was lost, or had already ended.
@@ -47,4 +53,62 @@ pub(crate) fn code_for_status(status: ExitStatus) -> ExitCode {
 /// Returns the code that a shell reports for a program that this signal ended.
 pub(crate) fn code_for_signal(signal: Signal) -> ExitCode {
     code_for_status(ExitStatus::from_raw(signal.as_raw()))
+}
+
+/// Names the option to change if a node refused the ttl as too long.
+pub(crate) fn acquire_error(error: AcquireError) -> anyhow::Error {
+    match &error {
+        AcquireError::NoQuorum { nodes } => about_ttl(nodes).unwrap_or_else(|| error.into()),
+        _ => error.into(),
+    }
+}
+
+pub(crate) fn describe(error: &AcquireError) -> String {
+    match error {
+        // The program has no option for the minimal validity.
+        AcquireError::InsufficientValidity { nodes } => {
+            format!("the nodes answered too late for the ttl: {nodes}. Raise --ttl")
+        }
+        error => error.to_string(),
+    }
+}
+
+/// Says why a call waits, given the error of its first attempt and who holds the lock now.
+pub(crate) fn describe_wait(first: AcquireError, holder: Option<Holder>) -> String {
+    match (first, holder) {
+        // The first attempt may have named an earlier holder, or found nodes that now vote.
+        (AcquireError::Held { nodes, .. }, holder) => {
+            describe(&AcquireError::Held { nodes, holder })
+        }
+        (_, Some(holder)) => format!("another client holds the lock: {holder}"),
+        (first, None) => describe(&first),
+    }
+}
+
+/// Unlike the library, does not promise that the release continues: this program ends soon.
+pub(crate) fn describe_release(error: &ReleaseError) -> String {
+    match error {
+        ReleaseError::NoQuorum { nodes } => {
+            format!("too few nodes confirmed the release: {nodes}. The lock ends by its ttl")
+        }
+        error => error.to_string(),
+    }
+}
+
+/// Returns the error of an attach that found no majority, with advice.
+pub(crate) fn attach_error(nodes: NodeAnswers) -> anyhow::Error {
+    about_ttl(&nodes).unwrap_or_else(|| AttachError::NoQuorum { nodes }.into())
+}
+
+/// Returns an error that advises a smaller ttl, if a node refused the ttl as too long.
+fn about_ttl(nodes: &NodeAnswers) -> Option<anyhow::Error> {
+    let limits = nodes.failed().filter_map(|(node, error)| match error {
+        NodeError::TtlTooLong { max_ms } => Some((*max_ms, node)),
+        _ => None,
+    });
+    let (max_ms, node) = limits.min()?;
+    let most = text_of_ms(max_ms);
+    Some(anyhow!(
+        "{node} does not allow this ttl: lower --ttl to at most {most} or raise lock.max-ttl"
+    ))
 }

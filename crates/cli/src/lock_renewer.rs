@@ -10,8 +10,8 @@ use quorlock_core::quorum::Moment;
 use quorlock_core::{Confirmation, LockCheck};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use crate::clock;
 use crate::output::{say_in_background, time};
+use crate::system;
 
 const CHECKS_PER_TTL: u32 = 20;
 
@@ -47,7 +47,7 @@ impl LockRenewer {
     /// The end of the validity.
     pub(crate) fn deadline(&self) -> Moment {
         // Reads the clock first: a pause between the two lines makes the deadline early, not late.
-        let now = clock::now();
+        let now = system::now();
         now.plus(self.lock.remaining())
     }
 

@@ -11,8 +11,7 @@ use quorlock_core::quorum::Majority;
 use serde_json::{Value, json};
 
 use crate::exit;
-use crate::output::{self, escape_short, ms, or_dash, say, time, with_plural};
-use crate::table::table;
+use crate::output::{self, escape_short, ms, or_dash, say, table, time, with_plural};
 
 /// Returns what the nodes answered. If no node did, prints the error after `context`, and returns
 /// the exit code.

@@ -4,45 +4,37 @@
 //!
 //! - [`run`]: with [`lock_renewer`], which renews and checks the lock, [`watchdog`], the process
 //!   that starts the command and stops it in time, and [`process_tree`], all that it started.
-//! - [`acquire`], [`extend`], [`release`]: for scripts. They pass a lock on as a [`handle`].
-//! - [`inspect`], [`list`], [`revoke`]: for operators. [`locks`] says what the nodes answer about a
-//!   lock.
+//! - [`acquire`], and in [`handle`] extend and release: for scripts, which pass a lock on.
+//! - [`inspect`] with list, and [`revoke`]: for operators. [`locks`] says what the nodes answer
+//!   about a lock.
 //! - [`status`], [`doctor`], [`exporter`], [`top`], [`restart_nodes`]: the state of each node.
 //!   [`fleet`] asks for it, and makes one snapshot for all of them.
 //! - [`up`]: local nodes. [`manual`]: man pages and shell completions.
-//! - [`acquisition`]: how a lock is acquired; [`advice`]: errors that name the option to change.
 //! - [`nodes`]: the list of nodes, and the connection to them; [`endpoint`]: one node of the list;
 //!   [`config`]: configuration files.
-//! - [`values`], [`exit`]: names, times and exit codes; [`output`], [`table`]: what is printed;
-//!   [`clock`], [`signals`]: what the system provides.
+//! - [`values`]: names and times; [`exit`]: exit codes and errors; [`output`]: what is printed;
+//!   [`system`]: clocks and signals.
 
 mod acquire;
-mod acquisition;
-mod advice;
-mod clock;
 mod config;
 mod doctor;
 mod endpoint;
 mod exit;
 mod exporter;
-mod extend;
 mod fleet;
 mod handle;
 mod inspect;
-mod list;
 mod lock_renewer;
 mod locks;
 mod manual;
 mod nodes;
 mod output;
 mod process_tree;
-mod release;
 mod restart_nodes;
 mod revoke;
 mod run;
-mod signals;
 mod status;
-mod table;
+mod system;
 mod top;
 mod up;
 mod values;
@@ -76,10 +68,10 @@ const TRY_IT: &str =
 enum Subcommands {
     Run(run::Run),
     Acquire(acquire::Acquire),
-    Extend(extend::Extend),
-    Release(release::Release),
+    Extend(handle::Extend),
+    Release(handle::Release),
     Inspect(inspect::Inspect),
-    List(list::List),
+    List(inspect::List),
     Revoke(revoke::Revoke),
     Status(status::Status),
     Doctor(doctor::Doctor),
@@ -120,10 +112,10 @@ async fn main() -> ExitCode {
     finish(match args.subcommand {
         Subcommands::Run(args) => run::run(args).await,
         Subcommands::Acquire(args) => acquire::acquire(args).await,
-        Subcommands::Extend(args) => extend::extend(args).await,
-        Subcommands::Release(args) => release::release(args).await,
+        Subcommands::Extend(args) => handle::extend(args).await,
+        Subcommands::Release(args) => handle::release(args).await,
         Subcommands::Inspect(args) => inspect::inspect(args).await,
-        Subcommands::List(args) => list::list(args).await,
+        Subcommands::List(args) => inspect::list(args).await,
         Subcommands::Revoke(args) => revoke::revoke(args).await,
         Subcommands::Status(args) => status::status(args).await,
         Subcommands::Doctor(args) => doctor::doctor(args).await,

@@ -17,7 +17,7 @@ use rustix::termios::tcgetpgrp;
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::sleep;
 
-use crate::clock;
+use crate::system;
 
 /// How often the remaining processes are killed again, until none is left.
 const KILL_AGAIN_EVERY: Duration = Duration::from_millis(5);
@@ -141,7 +141,7 @@ impl ProcessTree {
 
     /// Carries out the schedule, also on processes that were adopted after an action was due.
     pub(crate) fn follow(&mut self, schedule: &mut StopSchedule) {
-        let action = schedule.poll(clock::now());
+        let action = schedule.poll(system::now());
         if action == Some(StopAction::Terminate) {
             self.terminate();
         }
@@ -158,7 +158,7 @@ impl ProcessTree {
     pub(crate) async fn changed(&mut self, schedule: &StopSchedule) {
         let due = async {
             match schedule.poll_timeout() {
-                Some(due) => clock::reach(due).await,
+                Some(due) => system::reach(due).await,
                 None if self.has_children => sleep(KILL_AGAIN_EVERY).await,
                 None => pending().await,
             }

@@ -13,9 +13,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::locks::{Summary, Verdict, answers};
 use crate::nodes::{self, NodeArgs};
-use crate::output::{self, escape_short, say, time, with_plural};
-use crate::signals::Signals;
-use crate::table::table;
+use crate::output::{self, escape_short, say, table, time, with_plural};
+use crate::system::Signals;
 use crate::{exit, values};
 
 /// The shortest time to wait for a majority, even if the lock ends sooner.

@@ -12,19 +12,19 @@ use quorlock_core::quorum::Moment;
 use quorlock_core::{StopSchedule, Ttl, rounded};
 use rustix::process::Signal;
 
-use crate::acquisition::{
-    DEFAULT_TTL, FLUSH_LIMIT, KindArgs, WaitArgs, acquire, check_ttl, comparing_permits,
-    exit_code_for, waiting_cannot_help,
+use crate::acquire::{
+    DEFAULT_TTL, FLUSH_LIMIT, KindArgs, WaitArgs, check_ttl, comparing_permits, exit_code_for,
+    try_then_wait, waiting_cannot_help,
 };
 use crate::config::Defaults;
 use crate::lock_renewer::{CheckResult, LockRenewer};
 use crate::nodes::{self, NodeArgs, NodeSettings};
 use crate::output::say;
 use crate::process_tree::Group;
-use crate::signals::Signals;
+use crate::system::Signals;
 use crate::values::duration;
 use crate::watchdog::{Begin, Instruction, PERMIT_VARIABLE, ReleaseOrder, Report, WatchdogHandle};
-use crate::{advice, clock, exit, values};
+use crate::{exit, system, values};
 
 /// The least ratio of the ttl to `--node-timeout`. An extension that no node answers takes one node
 /// timeout. Several must fit into the time between the first extension and SIGTERM: by default, a
@@ -71,12 +71,6 @@ pub(crate) struct Run {
 
     #[command(flatten)]
     wait: WaitArgs,
-
-    /// Do not wait: try once, as with --wait 0
-    ///
-    /// Connecting to the nodes may take 1s or, if --node-timeout is given, four times that time.
-    #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
-    no_wait: bool,
 
     /// The exit code if the lock is held
     #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
@@ -214,7 +208,7 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
         "--node-timeout must be at most a {NODE_TIMEOUTS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
     );
     let ttl = Ttl::from_ms(u64::try_from(args.ttl().as_millis()).unwrap_or(u64::MAX))?;
-    StopSchedule::new(ttl, args.kill_after, clock::now()).map_err(|error| {
+    StopSchedule::new(ttl, args.kill_after, system::now()).map_err(|error| {
         anyhow!(
             "--kill-after is too long for this --ttl: it must be at most {:?}, two fifths of the \
              ttl",
@@ -226,7 +220,7 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
-    let wait = args.wait.limit(args.no_wait, nodes.defaults.wait);
+    let wait = args.wait.limit(nodes.defaults.wait);
     let outcome = run_locked(&quorum, &nodes, args, ttl, (called_at, wait), &mut signals).await;
     let _ = quorum.flush(FLUSH_LIMIT).await;
     outcome
@@ -247,7 +241,7 @@ async fn run_locked(
     if let Some(limit) = args.node_timeout {
         builder = builder.node_timeout(limit);
     }
-    let acquiring = Box::pin(acquire(builder, called_at, wait, args.verbose));
+    let acquiring = Box::pin(try_then_wait(builder, called_at, wait, args.verbose));
     let acquiring = comparing_permits(quorum, &args.key, args.kind.permits, acquiring);
     let acquired = match signals.interrupting(acquiring).await {
         Ok(acquired) => acquired,
@@ -255,17 +249,17 @@ async fn run_locked(
     };
     let lock = match acquired {
         Ok(lock) => lock,
-        Err(error) if waiting_cannot_help(&error) => return Err(advice::acquire_error(error)),
+        Err(error) if waiting_cannot_help(&error) => return Err(exit::acquire_error(error)),
         Err(error) => {
             let code = exit_code_for(&error, args.conflict_exit_code);
             // With `-E 0` a held lock is a success, of which cron sends no mail.
             if code != exit::SUCCESS || args.verbose || stderr().is_terminal() {
-                say(format_args!("not acquired: {}", advice::describe(&error)));
+                say(format_args!("not acquired: {}", exit::describe(&error)));
             }
             return Ok(ExitCode::from(code));
         }
     };
-    let held_since = clock::now();
+    let held_since = system::now();
     if args.verbose {
         let (after, fence) = (rounded(called_at.elapsed()), lock.fence());
         say(format_args!("acquired after {after:?}, fence {fence}{}", missing_nodes(quorum)));
@@ -285,7 +279,7 @@ async fn run_locked(
     let no_loss_seen = is_interrupted || hold(&mut renewer, hold_until, signals).await;
     match renewer.release().await {
         Ok(Released::Released) if args.verbose => {
-            let after = rounded(clock::now().since(held_since));
+            let after = rounded(system::now().since(held_since));
             say(format_args!("released after {after:?}"));
         }
         Ok(Released::Released) => {}
@@ -296,7 +290,7 @@ async fn run_locked(
             );
         }
         Ok(Released::AlreadyOver) => say("the lock ended before --hold-at-least was over"),
-        Err(error) => say(advice::describe_release(&error)),
+        Err(error) => say(exit::describe_release(&error)),
     }
     Ok(exit::code_for_status(status))
 }
@@ -379,7 +373,7 @@ async fn supervise(
                     return Ok(Outcome::Exited { status, is_interrupted });
                 }
                 None => {
-                    let now = clock::now();
+                    let now = system::now();
                     let is_overdue = now.has_reached(schedule.overdue_at());
                     schedule.handle_abandoned(now);
                     watchdog.take_over(&mut schedule).await?;
@@ -390,7 +384,7 @@ async fn supervise(
                     return Ok(Outcome::Stopped(killed.into(), exit::FAILED));
                 }
             },
-            () = clock::reach(schedule.overdue_at()) => {
+            () = system::reach(schedule.overdue_at()) => {
                 watchdog.take_over(&mut schedule).await?;
                 return Ok(Outcome::lost(renewer, "stopped"));
             }
@@ -400,7 +394,7 @@ async fn supervise(
                     watchdog.send_instruction(&Instruction::Extended(deadline));
                 }
                 CheckResult::Lost => {
-                    schedule.handle_lost(clock::now());
+                    schedule.handle_lost(system::now());
                     watchdog.send_instruction(&Instruction::Lost);
                 }
             },
@@ -418,7 +412,7 @@ async fn hold(renewer: &mut LockRenewer, until: Moment, signals: &mut Signals) -
     loop {
         tokio::select! {
             biased;
-            () = clock::reach(until) => return true,
+            () = system::reach(until) => return true,
             signal = signals.next() => if !matches!(signal, Signal::USR1 | Signal::USR2) { return true },
             state = renewer.next() => if matches!(state, CheckResult::Lost) { return false },
         }

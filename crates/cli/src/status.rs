@@ -8,9 +8,8 @@ use anyhow::ensure;
 
 use crate::fleet::info::ModuleInfo;
 use crate::fleet::{FleetArgs, NodeReport, Snapshot, State};
-use crate::output::{self, escape, or_dash, short_time, signed_time, try_print};
-use crate::signals::Signals;
-use crate::table::{Fit, fitted, wrap};
+use crate::output::{self, Fit, escape, fitted, or_dash, short_time, signed_time, try_print, wrap};
+use crate::system::Signals;
 use crate::values::duration;
 use crate::{exit, nodes};
 
@@ -133,7 +132,7 @@ fn cells(node: &NodeReport, state: &State) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::fleet::snapshot::tests::{facts, module, voting};
-    use crate::table::width;
+    use crate::output::width;
 
     #[test]
     fn no_line_is_wider_than_100_columns() {

@@ -10,7 +10,7 @@ use quorlock_localserver::{Nodes, ServerBuilder, StartError, find_server_binary,
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use crate::signals::Signals;
+use crate::system::Signals;
 
 /// Starts local nodes with the lock module, for trying things out.
 ///

@@ -4,7 +4,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use quorlock_core::quorum::Moment;
 
-pub(crate) fn now() -> Moment {
+/// Returns the time on the clocks that measure validities.
+///
+/// Not part of the API: the program `quorlock` reads the same clocks.
+pub fn now() -> Moment {
     let moment = platform::now();
     #[cfg(test)]
     let moment = tests::adjust(moment);

@@ -152,9 +152,11 @@ pub use api::{
     QuorumBuilder, ReleaseError, Released, Revocation, RevocationReport, RevocationState,
     RevokeError, RevokedNode, RunError, ScanError, Stale, WaiterInfo,
 };
+#[doc(hidden)]
+pub use clock::now;
 pub use quorlock_core::{Fence, InvalidFence};
 #[doc(hidden)]
-pub use transport::connect_or_explain;
+pub use transport::{connect_or_explain, read_error};
 
 // The examples of the documentation, compiled or run.
 

@@ -17,11 +17,10 @@ use serde_json::json;
 pub(crate) use self::checks::name_of_check;
 use self::checks::{Finding, Severity};
 use self::rights::Denial;
-use crate::acquisition::DEFAULT_TTL;
+use crate::acquire::DEFAULT_TTL;
 use crate::fleet::{FleetArgs, Node, Snapshot};
 use crate::nodes;
-use crate::output::{self, escape, try_print, with_plural};
-use crate::table::wrap;
+use crate::output::{self, escape, try_print, with_plural, wrap};
 use crate::values::check_key;
 use crate::values::duration;
 
@@ -161,7 +160,7 @@ mod tests {
     use super::*;
     use crate::fleet::NodeReport;
     use crate::fleet::snapshot::tests::{facts, module, voting};
-    use crate::table::width;
+    use crate::output::width;
 
     fn found(nodes: Vec<NodeReport>) -> Vec<Finding> {
         let denials = vec![Vec::new(); nodes.len()];

@@ -22,7 +22,7 @@ use self::metrics::Format;
 use crate::fleet::{Fleet, FleetArgs, Snapshot};
 use crate::nodes;
 use crate::output::say;
-use crate::signals::Signals;
+use crate::system::Signals;
 
 const PATH: &str = "/metrics";
 const HOME: &str = concat!("quorlock exporter ", env!("CARGO_PKG_VERSION"), ": see /metrics\n");

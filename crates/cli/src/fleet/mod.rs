@@ -4,10 +4,8 @@
 //! - [`node`]: the connection to one node, and the requests to it.
 //! - [`info`]: its replies to INFO.
 //! - [`snapshot`]: all nodes, and which of them a client counts. Every subcommand that shows the
-//!   state of the nodes shows such a snapshot.
-//! - [`advice`]: what to do about a node that is not counted.
+//!   state of the nodes shows such a snapshot. Also what to do about a node that is not counted.
 
-mod advice;
 pub(crate) mod info;
 mod node;
 pub(crate) mod snapshot;
@@ -16,9 +14,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-pub(crate) use self::advice::{advice, unwritable_advice};
 pub(crate) use self::node::{Node, Replies, query, replies};
-pub(crate) use self::snapshot::{Facts, NodeReport, Snapshot, State};
+pub(crate) use self::snapshot::{Facts, NodeReport, Snapshot, State, advice, unwritable_advice};
 use crate::nodes::{NodeArgs, NodeSettings};
 use crate::values::duration;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use quorlock_client::connect_or_explain;
+use quorlock_client::{connect_or_explain, read_error};
 use quorlock_core::client::NodeError;
 use redis::aio::MultiplexedConnection;
 use redis::{
@@ -14,7 +14,6 @@ use tokio::sync::Mutex;
 use super::info::Info;
 use super::snapshot::{Facts, NodeReport};
 use crate::nodes::NodeClient;
-use crate::output::escape;
 
 /// How many times one report reads the node's clock. Only the fastest reply counts.
 const PROBES: usize = 3;
@@ -158,26 +157,8 @@ pub(crate) async fn query<T: FromRedisValue>(
     command.arg(words).query_async(connection).await.map_err(|error| read_error(&error))
 }
 
-/// Converts an error of a command, or of the connection that it was sent through.
-fn read_error(error: &RedisError) -> NodeError {
-    let detail = escape(error.detail().unwrap_or_default());
-    match error.code() {
-        Some(code @ ("NOPERM" | "NOAUTH" | "WRONGPASS")) => {
-            NodeError::Denied { reason: format!("{code} {detail}") }
-        }
-        _ if detail.starts_with("unknown command") => NodeError::NoModule,
-        Some(code) => {
-            NodeError::of_error_reply(format!("{} {detail}", escape(code)).trim_end().to_owned())
-        }
-        None if error.is_io_error() || error.is_unrecoverable_error() => {
-            NodeError::Down { reason: escape(&error.to_string()) }
-        }
-        None => NodeError::UnexpectedReply,
-    }
-}
-
 fn connect_error(error: &RedisError) -> NodeError {
-    let reason = escape(&error.to_string());
+    let reason = error.to_string();
     if error.kind() == ErrorKind::AuthenticationFailed {
         return NodeError::Denied { reason };
     }

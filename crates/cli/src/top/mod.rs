@@ -24,7 +24,7 @@ use self::app::{Action, App};
 use self::gather::GatherOptions;
 use self::terminal::Screen;
 use crate::fleet::FleetArgs;
-use crate::signals::Signals;
+use crate::system::Signals;
 use crate::values::duration;
 use crate::{exit, nodes, values};
 

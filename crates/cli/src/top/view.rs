@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 use super::app::{App, Lock, Moment, Sort};
 use crate::fleet::{NodeReport, State};
 use crate::locks::{self, Summary};
-use crate::output::{escape, or_dash, short_time, time, with_plural};
-use crate::table::{Fit, fitted, keep_start};
+use crate::output::{Fit, escape, fitted, keep_start, or_dash, short_time, time, with_plural};
 
 /// The nodes get at most the height of the screen divided by this.
 const NODES_HEIGHT_DIVISOR: usize = 3;
@@ -175,7 +174,7 @@ mod tests {
     use super::super::app::tests::{lock, moment};
     use super::super::terminal::Key;
     use super::*;
-    use crate::table::width;
+    use crate::output::width;
 
     fn app_of(locks: Vec<Lock>) -> App {
         let mut app = App::default();

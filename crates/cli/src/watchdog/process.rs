@@ -19,9 +19,9 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::DESCRIPTORS;
 use super::wire::{self, Begin, Instruction, ReleaseOrder, Report};
-use crate::clock;
 use crate::process_tree::ProcessTree;
-use crate::signals::Signals;
+use crate::system;
+use crate::system::Signals;
 
 /// The first argument of a watchdog; the others are the command.
 pub(crate) const SUBCOMMAND: &str = "__watchdog";
@@ -65,7 +65,7 @@ impl Watchdog {
     /// run` is gone, and no process of the command is left.
     async fn run(&mut self, begin: Begin, command: &[OsString]) -> anyhow::Result<bool> {
         let mut schedule = begin.schedule()?;
-        if schedule.poll(clock::now()).is_some() {
+        if schedule.poll(system::now()).is_some() {
             return Ok(!self.send_report(Report::TooLate));
         }
         let mut tree = match ProcessTree::spawn(command, begin.group()) {
@@ -101,7 +101,7 @@ impl Watchdog {
                 biased;
                 instruction = self.next_instruction(), if !is_abandoned => match instruction {
                     Some(Instruction::Extended(deadline)) => schedule.handle_extended(deadline),
-                    Some(Instruction::Lost) => schedule.handle_lost(clock::now()),
+                    Some(Instruction::Lost) => schedule.handle_lost(system::now()),
                     Some(Instruction::PassOn(signal)) => {
                         if let Some(signal) = Signal::from_named_raw(signal) {
                             tree.pass_on(signal);
@@ -110,7 +110,7 @@ impl Watchdog {
                     Some(Instruction::Begin(_)) => {}
                     None => {
                         is_abandoned = true;
-                        schedule.handle_abandoned(clock::now());
+                        schedule.handle_abandoned(system::now());
                     }
                 },
                 () = tree.changed(&schedule) => {}
@@ -167,7 +167,7 @@ mod tests {
         let (instructions, reports) = theirs.into_split();
         let mut watchdog = Watchdog { instructions: BufReader::new(instructions).lines(), reports };
         let ttl = Ttl::from_ms(10_000).unwrap();
-        let deadline = clock::now().plus(Duration::from_secs(1));
+        let deadline = system::now().plus(Duration::from_secs(1));
         let begin = Begin::new(ttl, None, Group::Own, false, deadline);
         watchdog.run(begin, &["touch".into(), trace.clone().into()]).await.unwrap();
         let line = BufReader::new(ours).lines().next_line().await.unwrap().unwrap();

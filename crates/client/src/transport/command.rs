@@ -193,7 +193,9 @@ fn read_refusal(error: &RedisError) -> Response {
 
 /// Drops the text of the error `unknown command`, in which servers quote the command's arguments:
 /// one of them is the token.
-pub(crate) fn read_error(error: &RedisError) -> NodeError {
+///
+/// Not part of the API: the program `quorlock` reads the errors of nodes in the same way.
+pub fn read_error(error: &RedisError) -> NodeError {
     let detail = error.detail().unwrap_or_default();
     let words = |code: &str| format!("{code} {detail}").trim_end().to_owned();
     match error.code() {

@@ -12,6 +12,7 @@ mod ticket;
 mod wait_connection_pool;
 
 pub(crate) use command::Outgoing;
+pub use command::read_error;
 pub use connection::connect_or_explain;
 pub(crate) use connection::{Connection, Endpoint, open};
 pub(crate) use ticket::{Inbox, Ticket};

@@ -1,12 +1,32 @@
-//! The signals that would end this program if it did not handle them.
+//! What the system provides: the clocks that measure a validity, here and in the client library, and
+//! the signals that would end this program if it did not handle them.
 
 use std::fs;
 use std::future::poll_fn;
 use std::task::Poll;
+use std::time::Duration;
 
 use anyhow::Context as _;
+pub(crate) use quorlock_client::now;
+use quorlock_core::quorum::Moment;
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
+use tokio::time::sleep;
+
+/// The longest time for which [`reach`] sleeps before it reads the clocks again: timers stop while
+/// the machine is suspended, validities do not.
+const RECHECK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Waits until one of the two clocks has reached `moment`.
+pub(crate) async fn reach(moment: Moment) {
+    loop {
+        let left = now().until(moment);
+        if left.is_zero() {
+            return;
+        }
+        sleep(left.min(RECHECK_INTERVAL)).await;
+    }
+}
 
 const LISTENED_TO: [Signal; 6] =
     [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
