@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use hyper::body::Incoming;
-use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, VARY};
+use hyper::header::{ALLOW, CONTENT_TYPE};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, http};
@@ -18,7 +18,6 @@ use tokio::net::TcpListener;
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
 
-use self::metrics::Format;
 use crate::fleet::{Fleet, FleetArgs, Snapshot};
 use crate::nodes;
 use crate::output::say;
@@ -97,15 +96,9 @@ impl Exporting {
                     Arc::new((snapshot, started.elapsed()))
                 };
                 let gathered = self.current.get(gather).await;
-                let accept = request.headers().get_all(ACCEPT).iter();
-                let accept: Vec<_> = accept.filter_map(|value| value.to_str().ok()).collect();
-                let format = Format::accepted(&accept.join(","));
-                let response = response.header(CONTENT_TYPE, format.content_type());
-                response.header(VARY, "accept").body(metrics::render(
-                    &gathered.0,
-                    gathered.1,
-                    format,
-                ))
+                let text = "text/plain; version=0.0.4; charset=utf-8";
+                let metrics = metrics::render(&gathered.0, gathered.1);
+                response.header(CONTENT_TYPE, text).body(metrics)
             }
             (&Method::GET | &Method::HEAD, "/") => {
                 let text = "text/plain; charset=utf-8";

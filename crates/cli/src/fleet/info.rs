@@ -8,19 +8,20 @@ use quorlock_core::node_set::SetReport;
 
 use crate::output::escape;
 
-/// The counters of `INFO lock`, without their prefix: see docs/operations/configuration.md.
-pub(crate) const COUNTERS: [&str; 11] = [
-    "grants",
-    "refusals",
-    "abstained",
-    "extends",
-    "releases",
-    "ended_by_deadline",
-    "ended_by_operator",
-    "revoked",
-    "saved_from_clock_step",
-    "saved_from_eviction",
-    "handovers",
+/// The counters of `INFO lock`, without their prefix, and what they count: see
+/// docs/operations/configuration.md.
+pub(crate) const COUNTERS: [(&str, &str); 11] = [
+    ("grants", "Locks granted"),
+    ("refusals", "Requests refused because the lock is held, or other clients wait for it"),
+    ("abstained", "Requests answered with ABSTAIN"),
+    ("extends", "Locks extended"),
+    ("releases", "Locks released by their holders"),
+    ("ended_by_deadline", "Locks that ended by their deadline"),
+    ("ended_by_operator", "Locks that a command such as DEL has ended"),
+    ("revoked", "Locks that LOCK.REVOKE revoked"),
+    ("saved_from_clock_step", "Locks that outlived their key, which expired early"),
+    ("saved_from_eviction", "Locks that outlived their key, which was evicted"),
+    ("handovers", "Locks granted to a client that had waited"),
 ];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,14 +124,14 @@ impl ModuleInfo {
             rejoin_delay_ms: fields.number("lock_rejoin_delay_ms"),
             leases: fields.number("lock_leases").unwrap_or(0),
             waiters: fields.number("lock_waiters").unwrap_or(0),
-            counters: COUNTERS.map(|name| fields.number(&format!("lock_{name}"))),
+            counters: COUNTERS.map(|(name, _)| fields.number(&format!("lock_{name}"))),
             longest_wait_us: fields.number("lock_longest_wait_us"),
         })
     }
 
     /// The value of one of [`COUNTERS`]; `None` if the module lacks it.
     pub(crate) fn counter(&self, name: &str) -> Option<u64> {
-        COUNTERS.into_iter().zip(self.counters).find(|(counter, _)| *counter == name)?.1
+        COUNTERS.into_iter().zip(self.counters).find(|((counter, _), _)| *counter == name)?.1
     }
 
     /// `NAME ID` of the node's set; `None` if the node belongs to none.

@@ -165,7 +165,8 @@ impl NodeReport {
             json!({ "name": set.name(), "id": id, "members": members })
         });
         let counters = lock.into_iter().flat_map(|lock| COUNTERS.iter().zip(lock.counters));
-        let counters: Value = counters.filter_map(|(name, count)| Some((*name, count?))).collect();
+        let counters: Value =
+            counters.filter_map(|((name, _), count)| Some((*name, count?))).collect();
         let mut shown = json!({
             "node": self.name,
             "state": state.word(),
