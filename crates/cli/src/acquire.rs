@@ -16,6 +16,7 @@ use quorlock_core::client::limits::COMPARE_PERMITS_AFTER;
 use tokio::time::sleep;
 
 use crate::config::Defaults;
+use crate::exit::Ended;
 use crate::handle::{self, HandleOutput};
 use crate::nodes::{self, NodeArgs};
 use crate::output::{escape_short, say, say_in_background};
@@ -97,14 +98,11 @@ pub(crate) async fn acquire(args: Acquire) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let nodes = args.nodes.load()?;
     let called_at = Instant::now();
-    let quorum = match signals.interrupting(nodes.connect_before_call(None)).await {
-        Ok(connected) => connected?,
-        Err(signal) => return Ok(exit::code_for_signal(signal)),
-    };
+    let quorum = signals.interrupting(nodes.connect_before_call(None)).await??;
     let outcome =
         signals.interrupting(acquire_and_print(&quorum, args, nodes.defaults, called_at)).await;
     let _ = quorum.flush(FLUSH_LIMIT).await;
-    outcome.unwrap_or_else(|signal| Ok(exit::code_for_signal(signal)))
+    outcome?
 }
 
 async fn acquire_and_print(
@@ -118,17 +116,10 @@ async fn acquire_and_print(
     let owner = args.owner.or(defaults.owner).unwrap_or_else(handle::default_owner);
     let builder = args.kind.lock(quorum, &args.key).ttl(ttl).owner(owner);
     let acquiring = Box::pin(try_then_wait(builder, called_at, wait, false));
-    match comparing_permits(quorum, &args.key, args.kind.permits, acquiring).await {
-        Ok(lock) => {
-            args.format.detach_and_print(quorum, lock).await?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(error) if waiting_cannot_help(&error) => Err(exit::acquire_error(error)),
-        Err(error) => {
-            say(format_args!("not acquired: {}", exit::describe(&error)));
-            Ok(ExitCode::from(exit_code_for(&error, exit::CONFLICT)))
-        }
-    }
+    let acquired = comparing_permits(quorum, &args.key, args.kind.permits, acquiring).await;
+    let lock = acquired.map_err(|error| not_acquired(error, exit::CONFLICT, true))?;
+    args.format.detach_and_print(quorum, lock).await?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The options of `run` and `acquire` that choose the kind of the lock.
@@ -277,7 +268,7 @@ pub(crate) async fn try_then_wait(
 }
 
 /// Returns whether waiting cannot help: the request is invalid, or too many nodes fail permanently.
-pub(crate) fn waiting_cannot_help(error: &AcquireError) -> bool {
+fn waiting_cannot_help(error: &AcquireError) -> bool {
     match error {
         AcquireError::InvalidRequest { .. } => true,
         AcquireError::NoQuorum { nodes } => nodes.is_permanent(),
@@ -285,14 +276,22 @@ pub(crate) fn waiting_cannot_help(error: &AcquireError) -> bool {
     }
 }
 
-pub(crate) fn exit_code_for(error: &AcquireError, conflict: u8) -> u8 {
-    match error {
+/// Returns how the program ends. `conflict` is the exit code if another client holds the lock.
+pub(crate) fn not_acquired(error: AcquireError, conflict: u8, verbose: bool) -> anyhow::Error {
+    if waiting_cannot_help(&error) {
+        return exit::acquire_error(error);
+    }
+    let code = match &error {
         AcquireError::Held { .. } | AcquireError::TimedOut { .. } => conflict,
         AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. } => {
             exit::NO_MAJORITY
         }
         _ => exit::FAILED,
-    }
+    };
+    // With `-E 0` a held lock is a success, of which cron sends no mail.
+    let is_silent = code == exit::SUCCESS && !verbose && !stderr().is_terminal();
+    let message = format!("not acquired: {}", exit::describe(&error));
+    Ended::with(code, if is_silent { String::new() } else { message })
 }
 
 /// Returns whether the lock is merely in use, or only a minority of the nodes failed.

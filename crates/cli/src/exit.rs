@@ -5,6 +5,8 @@
 //! own. After a signal, the code is 128 + the signal; `quorlock up` and `quorlock exporter` then
 //! return 0.
 
+use std::error::Error;
+use std::fmt::{self, Display};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 
@@ -39,9 +41,35 @@ pub(crate) fn without_majority<'a>(
     if is_permanent { FAILED } else { NO_MAJORITY }
 }
 
-/// Returns the exit code of a subcommand to which no node gave an answer.
-pub(crate) fn no_answer(nodes: &NodeAnswers) -> ExitCode {
-    ExitCode::from(without_majority(nodes.failed().map(|(_, error)| error), nodes.0.len()))
+/// An end without a result, with an exit code of its own and a message. A signal needs no message.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: ExitCode,
+    pub(crate) message: String,
+}
+
+impl Ended {
+    pub(crate) fn by(signal: Signal) -> Self {
+        Self { code: code_for_signal(signal), message: String::new() }
+    }
+
+    pub(crate) fn with(code: u8, message: impl Display) -> anyhow::Error {
+        Self { code: ExitCode::from(code), message: message.to_string() }.into()
+    }
+}
+
+impl Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for Ended {}
+
+/// Returns the error of a subcommand to which too few nodes gave an answer.
+pub(crate) fn no_answer(error: &impl Display, nodes: &NodeAnswers) -> anyhow::Error {
+    let errors = nodes.failed().map(|(_, error)| error);
+    Ended::with(without_majority(errors, nodes.0.len()), error)
 }
 
 /// Returns the exit code of a command, or 128 + the signal that killed it.

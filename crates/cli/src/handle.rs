@@ -5,21 +5,21 @@ use std::io::{self, Read as _, Write as _, stdin, stdout};
 use std::process::ExitCode;
 use std::time::{Duration, UNIX_EPOCH};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use quorlock_client::{
     AttachError, DetachedLock, Lock, NodeAnswers, Quorum, ReleaseError, Released,
 };
 use quorlock_core::quorum::Majority;
 use rustix::process::getppid;
 use rustix::system::uname;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use crate::acquire::{FLUSH_LIMIT, check_ttl};
-use crate::exit;
+use crate::exit::{self, Ended};
 use crate::lock_renewer::revoked_nodes;
 use crate::nodes::{self, NodeArgs};
-use crate::output::say;
 use crate::system::Signals;
 use crate::values::duration;
 
@@ -65,13 +65,10 @@ pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
     // Listens only now, so that a signal can end the wait for the handle. From here on, a signal
     // must not end this program while it holds a lock.
     let mut signals = Signals::listen()?;
-    let quorum = match signals.interrupting(args.nodes.connect()).await {
-        Ok(connected) => connected?,
-        Err(signal) => return Ok(exit::code_for_signal(signal)),
-    };
+    let quorum = signals.interrupting(args.nodes.connect()).await??;
     let outcome = signals.interrupting(extend_and_print(&quorum, handle, &args)).await;
     let _ = quorum.flush(FLUSH_LIMIT).await;
-    outcome.unwrap_or_else(|signal| Ok(exit::code_for_signal(signal)))
+    outcome?
 }
 
 async fn extend_and_print(
@@ -80,27 +77,25 @@ async fn extend_and_print(
     args: &Extend,
 ) -> anyhow::Result<ExitCode> {
     let ttl = args.ttl.map_or(Ok(handle.ttl()), check_ttl)?;
-    let code = match quorum.lock_all(handle.keys()).ttl(ttl).attach(handle).await {
-        Ok(lock) => {
-            args.format.detach_and_print(quorum, lock).await?;
-            return Ok(ExitCode::SUCCESS);
-        }
+    let lock = match quorum.lock_all(handle.keys()).ttl(ttl).attach(handle).await {
+        Ok(lock) => lock,
         Err(AttachError::NoQuorum { nodes }) if nodes.is_permanent() => {
             return Err(exit::attach_error(nodes));
         }
         Err(error) => {
-            say(format_args!("not extended: {error}"));
-            match error {
+            let code = match &error {
                 AttachError::Gone { .. } => exit::LOST,
-                AttachError::NoQuorum { nodes } if is_revoked(&nodes) => exit::LOST,
+                AttachError::NoQuorum { nodes } if is_revoked(nodes) => exit::LOST,
                 AttachError::NoQuorum { .. } | AttachError::InsufficientValidity { .. } => {
                     exit::NO_MAJORITY
                 }
                 _ => exit::FAILED,
-            }
+            };
+            return Err(Ended::with(code, format_args!("not extended: {error}")));
         }
     };
-    Ok(ExitCode::from(code))
+    args.format.detach_and_print(quorum, lock).await?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Whether so many nodes reported a revocation that the others are no majority.
@@ -134,20 +129,18 @@ pub(crate) async fn release(args: Release) -> anyhow::Result<ExitCode> {
     let outcome = quorum.release_detached(handle).await;
     // Waits for the nodes beyond the majority.
     let _ = quorum.flush(FLUSH_LIMIT).await;
-    let code = match outcome {
-        Ok(Released::Released) => return Ok(ExitCode::SUCCESS),
-        Ok(Released::AlreadyOver) => {
-            say("nothing to release: the lock had ended, or was released or extended with this \
-                 handle before");
-            exit::LOST
+    match outcome {
+        Ok(Released::Released) => Ok(ExitCode::SUCCESS),
+        Ok(Released::AlreadyOver) => Err(Ended::with(
+            exit::LOST,
+            "nothing to release: the lock had ended, or was released or extended with this handle \
+             before",
+        )),
+        Err(ref error @ ReleaseError::NoQuorum { ref nodes }) => {
+            Err(exit::no_answer(&exit::describe_release(error), nodes))
         }
-        Err(error) => {
-            say(exit::describe_release(&error));
-            let ReleaseError::NoQuorum { nodes } = &error else { return Err(error.into()) };
-            return Ok(exit::no_answer(nodes));
-        }
-    };
-    Ok(ExitCode::from(code))
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The handle of the lock to extend or release.
@@ -180,11 +173,6 @@ struct Printed<'a> {
     permit: Option<usize>,
 }
 
-#[derive(Deserialize)]
-struct Given {
-    handle: String,
-}
-
 /// The owner label of a lock that no process holds. It names the parent, usually the script that
 /// keeps the handle: this process ends before the lock does.
 pub(crate) fn default_owner() -> String {
@@ -206,9 +194,11 @@ impl HandleArg {
         };
         let hint = "give what `quorlock acquire` or `quorlock extend` printed last";
         if text.trim_start().starts_with('{') {
-            let given: Given = serde_json::from_str(&text)
-                .map_err(|_| anyhow!("this JSON has no text field \"handle\": {hint}"))?;
-            return given.handle.parse().context(hint);
+            let given: Value = serde_json::from_str(&text).unwrap_or_default();
+            let handle = given["handle"].as_str();
+            let handle =
+                handle.with_context(|| format!("this JSON has no text field \"handle\": {hint}"));
+            return handle?.parse().context(hint);
         }
         text.parse().context(hint)
     }

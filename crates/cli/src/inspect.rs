@@ -54,10 +54,7 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     if let Some(permits) = args.permits {
         return inspect_semaphore(&quorum, &key, permits.into(), args.json).await;
     }
-    let inspection = match answers(quorum.inspect(&key).await, "")? {
-        Ok(inspection) => inspection,
-        Err(code) => return Ok(code),
-    };
+    let inspection = answers(quorum.inspect(&key).await)?;
     let summary = Summary::of(&inspection);
     if args.json {
         let mut shown = key_json(&key, &summary);
@@ -75,10 +72,7 @@ async fn inspect_semaphore(
     permits: usize,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
-    let slots = match answers(quorum.inspect_semaphore(name).await, "")? {
-        Ok(slots) => slots,
-        Err(code) => return Ok(code),
-    };
+    let slots = answers(quorum.inspect_semaphore(name).await)?;
     let semaphore = Semaphore::new(name, permits, &slots);
     output::print(&if json { output::json(&semaphore.json()) } else { semaphore.text() });
     if let Some(larger_permits) = semaphore.larger_permits {
@@ -214,14 +208,11 @@ const LIST_EXIT_CODES: &str = "Exit codes:
 pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
     let quorum = args.nodes.connect().await?;
     let limit = usize::try_from(args.limit).unwrap_or(LISTED_MAX);
-    let list = match quorum.scan(args.pattern.into_vec(), limit).await {
-        Ok(list) => list,
-        Err(ref error @ ScanError::NoAnswer { ref nodes }) => {
-            say(error);
-            return Ok(exit::no_answer(nodes));
-        }
-        Err(error) => return Err(error.into()),
-    };
+    let list = quorum.scan(args.pattern.into_vec(), limit).await;
+    let list = list.map_err(|error| match &error {
+        ScanError::NoAnswer { nodes } => exit::no_answer(&error, nodes),
+        _ => error.into(),
+    })?;
     let failed: Vec<_> =
         list.nodes.iter().filter_map(|(node, error)| Some((node, error.as_ref()?))).collect();
     let has_majority =

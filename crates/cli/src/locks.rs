@@ -1,6 +1,5 @@
 //! What the answers of the nodes say about a lock: in words, as a table, and as JSON.
 
-use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use quorlock_client::{
@@ -11,21 +10,14 @@ use quorlock_core::quorum::Majority;
 use serde_json::{Value, json};
 
 use crate::exit;
-use crate::output::{self, escape_short, ms, or_dash, say, table, time, with_plural};
+use crate::output::{self, escape_short, ms, or_dash, table, time, with_plural};
 
-/// Returns what the nodes answered. If no node did, prints the error after `context`, and returns
-/// the exit code.
-pub(crate) fn answers<T>(
-    inspected: Result<T, InspectError>,
-    context: &str,
-) -> anyhow::Result<Result<T, ExitCode>> {
-    let error = match inspected {
-        Ok(answers) => return Ok(Ok(answers)),
-        Err(error) => error,
-    };
-    let InspectError::NoAnswer { nodes } = &error else { return Err(error.into()) };
-    say(format_args!("{context}{error}"));
-    Ok(Err(exit::no_answer(nodes)))
+/// Returns what the nodes answered, or the error of an inspection that no node answered.
+pub(crate) fn answers<T>(inspected: Result<T, InspectError>) -> anyhow::Result<T> {
+    inspected.map_err(|error| match &error {
+        InspectError::NoAnswer { nodes } => exit::no_answer(&error, nodes),
+        _ => error.into(),
+    })
 }
 
 /// What the answers of the nodes say about a lock.

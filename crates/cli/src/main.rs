@@ -46,6 +46,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, Parser, Subcommand};
 
+use crate::exit::Ended;
 use crate::output::say;
 
 /// Distributed locks on a majority of Redis or Valkey masters.
@@ -142,8 +143,11 @@ fn lacks_separator(error: &clap::Error) -> bool {
 
 fn finish(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
-        say(format_args!("{error:#}"));
-        ExitCode::from(exit::FAILED)
+        let message = format!("{error:#}");
+        if !message.is_empty() {
+            say(message);
+        }
+        error.downcast_ref::<Ended>().map_or(ExitCode::from(exit::FAILED), |ended| ended.code)
     })
 }
 

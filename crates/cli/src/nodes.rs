@@ -25,7 +25,7 @@ const PASSWORD_VARIABLE: &str = "QUORLOCK_PASSWORD";
 const HEADING: &str = "Nodes";
 
 /// How long connecting waits for a majority.
-const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// The same for a call that then waits for a lock: missing nodes may still connect meanwhile.
 const CONNECT_LIMIT_BEFORE_WAIT: Duration = Duration::from_secs(1);
 /// The round trips of one attempt to connect: one of TCP, two of TLS, and one for the first reply.
@@ -299,15 +299,28 @@ impl NodeArgs {
 
 impl NodeSettings {
     pub(crate) async fn connect(&self) -> anyhow::Result<Quorum> {
-        self.connect_with(self.quorum().connect_timeout(CONNECT_LIMIT)).await
+        self.connect_within(CONNECT_LIMIT, None).await
     }
 
-    pub(crate) async fn connect_within(&self, node_timeout: Duration) -> anyhow::Result<Quorum> {
-        let builder = self.quorum().node_timeout(node_timeout);
-        self.connect_with(builder.connect_timeout(node_timeout.min(CONNECT_LIMIT))).await
+    /// Connects to the nodes for a call that acquires a lock and may wait for it.
+    pub(crate) async fn connect_before_call(
+        &self,
+        node_timeout: Option<Duration>,
+    ) -> anyhow::Result<Quorum> {
+        let limit =
+            node_timeout.map_or(CONNECT_LIMIT_BEFORE_WAIT, |limit| limit * CONNECT_ROUND_TRIPS);
+        self.connect_within(limit.min(HANDSHAKE), None).await
     }
 
-    async fn connect_with(&self, builder: QuorumBuilder) -> anyhow::Result<Quorum> {
+    pub(crate) async fn connect_within(
+        &self,
+        limit: Duration,
+        node_timeout: Option<Duration>,
+    ) -> anyhow::Result<Quorum> {
+        let mut builder = self.secret().quorum().connect_timeout(limit);
+        if let Some(node_timeout) = node_timeout {
+            builder = builder.node_timeout(node_timeout);
+        }
         let quorum = builder.connect().await?;
         self.explain_refusal(quorum.health().into_iter().filter_map(|node| node.error));
         Ok(quorum)
@@ -324,20 +337,6 @@ impl NodeSettings {
         }
     }
 
-    /// Connects to the nodes for a call that acquires a lock and may wait for it.
-    pub(crate) async fn connect_before_call(
-        &self,
-        node_timeout: Option<Duration>,
-    ) -> anyhow::Result<Quorum> {
-        let limit =
-            node_timeout.map_or(CONNECT_LIMIT_BEFORE_WAIT, |limit| limit * CONNECT_ROUND_TRIPS);
-        self.connect_with(self.quorum().connect_timeout(limit.min(HANDSHAKE))).await
-    }
-
-    fn quorum(&self) -> QuorumBuilder {
-        self.secret().quorum()
-    }
-
     pub(crate) fn secret(&self) -> SecretNodes {
         SecretNodes {
             urls: self.endpoints.iter().map(|node| node.secret_url().to_owned()).collect(),
@@ -345,8 +344,9 @@ impl NodeSettings {
         }
     }
 
-    /// Makes one client per node, and connects none yet.
-    pub(crate) fn clients(&self) -> anyhow::Result<Vec<NodeClient>> {
+    /// Makes a client for each endpoint, and connects none yet. An error says why there can be no
+    /// connection to this node.
+    pub(crate) fn clients(&self) -> anyhow::Result<Vec<Result<Client, NodeError>>> {
         if self.endpoints.iter().any(Endpoint::has_tls) && CryptoProvider::get_default().is_none() {
             // Fails only if another provider was installed in the meantime.
             let _ = rustls::crypto::ring::default_provider().install_default();
@@ -354,14 +354,14 @@ impl NodeSettings {
         self.endpoints.iter().map(|endpoint| self.client(endpoint)).collect()
     }
 
-    fn client(&self, endpoint: &Endpoint) -> anyhow::Result<NodeClient> {
-        let name = endpoint.name();
+    fn client(&self, endpoint: &Endpoint) -> anyhow::Result<Result<Client, NodeError>> {
+        let misconfigured = |reason: String| Ok(Err(NodeError::Misconfigured { reason }));
         if let Some(reason) = endpoint.unsupported() {
-            return Ok(NodeClient { name, client: Err(reason.to_owned()) });
+            return misconfigured(reason.to_owned());
         }
         let info = match endpoint.secret_url().into_connection_info() {
             Ok(info) => info,
-            Err(error) => return Ok(NodeClient { name, client: Err(error.to_string()) }),
+            Err(error) => return misconfigured(error.to_string()),
         };
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let info = info.set_tcp_settings(tcp);
@@ -379,7 +379,7 @@ impl NodeSettings {
         } else {
             Client::open(info)
         };
-        Ok(NodeClient { name, client: Ok(client.context("TLS cannot be used")?) })
+        Ok(Ok(client.context("TLS cannot be used")?))
     }
 }
 
@@ -398,13 +398,6 @@ impl SecretNodes {
         }
         builder
     }
-}
-
-pub(crate) struct NodeClient {
-    /// The address, without user and password.
-    pub(crate) name: String,
-    /// An error says why there can be no connection.
-    pub(crate) client: Result<Client, String>,
 }
 
 fn not_blank<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {

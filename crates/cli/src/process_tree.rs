@@ -14,6 +14,7 @@ use rustix::process::{
     set_child_subreaper, wait,
 };
 use rustix::termios::tcgetpgrp;
+use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::sleep;
 
@@ -22,15 +23,15 @@ use crate::system;
 /// How often the remaining processes are killed again, until none is left.
 const KILL_AGAIN_EVERY: Duration = Duration::from_millis(5);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub(crate) enum Group {
     /// The command leads its own process group. A signal to the group reaches the command and its
     /// descendants, but for a descendant that has left the group.
     Own,
-    /// The command is in this group, the foreground group of the terminal. It can read from the
-    /// terminal, and receives Ctrl-C, Ctrl-\, Ctrl-Z and a hang-up. This program signals only the
-    /// command, not other members of the group, such as the rest of a pipeline.
-    Foreground(Pid),
+    /// The command is in the group with this id, the foreground group of the terminal. It can read
+    /// from the terminal, and receives Ctrl-C, Ctrl-\, Ctrl-Z and a hang-up. This program signals
+    /// only the command, not other members of the group, such as the rest of a pipeline.
+    Foreground(i32),
 }
 
 impl Group {
@@ -39,7 +40,7 @@ impl Group {
         let own = getpgrp();
         let is_foreground =
             File::open("/dev/tty").is_ok_and(|tty| tcgetpgrp(tty).is_ok_and(|group| group == own));
-        if is_foreground { Self::Foreground(own) } else { Self::Own }
+        if is_foreground { Self::Foreground(own.as_raw_pid()) } else { Self::Own }
     }
 }
 
@@ -70,7 +71,7 @@ impl ProcessTree {
         let mut command = Command::new(program);
         command.args(arguments).process_group(match group {
             Group::Own => 0,
-            Group::Foreground(group) => group.as_raw_pid(),
+            Group::Foreground(group) => group,
         });
         tree.leader = Some(Pid::from_child(&command.spawn()?));
         Ok(tree)

@@ -7,11 +7,12 @@ use anyhow::{Context as _, bail, ensure};
 use tokio::time::{Instant, sleep};
 
 use crate::endpoint::Endpoint;
+use crate::exit::{self, Ended};
 use crate::fleet::{Fleet, FleetArgs, Snapshot, State};
+use crate::nodes;
 use crate::nodes::SECRET_VARIABLES;
 use crate::output::say;
 use crate::values::{duration, text_of_ms};
-use crate::{exit, nodes};
 
 const LIMIT_DEFAULT: &str = "10m";
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -75,11 +76,11 @@ pub(crate) async fn restart_nodes(args: RestartNodes) -> anyhow::Result<ExitCode
             Ok(snapshot) => run_id(&snapshot, node).map(str::to_owned),
             Err(snapshot) => {
                 let (others, needed) = (voters_without(&snapshot, node), snapshot.majority());
-                say(format_args!(
-                    "{name} was not restarted: without it {others} nodes vote, and a lock needs {needed}"
-                ));
                 settings.explain_refusal(snapshot.errors());
-                return Ok(ExitCode::from(exit::NO_MAJORITY));
+                let message = format!(
+                    "{name} was not restarted: without it {others} nodes vote, and a lock needs {needed}"
+                );
+                return Err(Ended::with(exit::NO_MAJORITY, message));
             }
         };
         say(format_args!("restarting {name}"));
@@ -92,11 +93,10 @@ pub(crate) async fn restart_nodes(args: RestartNodes) -> anyhow::Result<ExitCode
             let reason = state.reason().unwrap_or_else(|| "it was not restarted".to_owned());
             let ms = u64::try_from(args.limit.as_millis()).unwrap_or(u64::MAX);
             let (state, limit) = (state.name(), text_of_ms(ms));
-            say(format_args!(
-                "{name} is {state} after {limit}: {reason}. No further node was restarted"
-            ));
             settings.explain_refusal(snapshot.errors());
-            return Ok(ExitCode::from(exit::NO_MAJORITY));
+            let message =
+                format!("{name} is {state} after {limit}: {reason}. No further node was restarted");
+            return Err(Ended::with(exit::NO_MAJORITY, message));
         }
         say(format_args!("{name} votes again"));
     }
@@ -133,7 +133,7 @@ fn others_are_majority(snapshot: &Snapshot, node: usize) -> bool {
 
 /// The run id, which changes at each start of the server.
 fn run_id(snapshot: &Snapshot, node: usize) -> Option<&str> {
-    snapshot.nodes[node].facts()?.info.run_id.as_deref()
+    snapshot.nodes[node].facts()?.info.hello.run_id.as_deref()
 }
 
 fn restart(command: &[String], endpoint: &Endpoint) -> anyhow::Result<()> {

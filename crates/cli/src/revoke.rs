@@ -6,22 +6,22 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use quorlock_client::{NodeRevocation, Revocation, RevocationReport, RevocationState, RevokeError};
-use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
+use crate::exit::{self, Ended};
 use crate::locks::{Summary, Verdict, answers};
 use crate::nodes::{self, NodeArgs};
 use crate::output::{self, escape_short, say, table, time, with_plural};
 use crate::system::Signals;
-use crate::{exit, values};
+use crate::values;
 
 /// The shortest time to wait for a majority, even if the lock ends sooner.
 const PATIENCE_MIN: Duration = Duration::from_secs(3);
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 /// Precedes the error of an inspection before the revocation.
-const NOT_REVOKED: &str = "nothing was revoked: ";
+const NOT_REVOKED: &str = "nothing was revoked";
 
 /// Revokes a lock, and waits until it has ended.
 ///
@@ -74,10 +74,7 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
     }
     let quorum = args.nodes.connect().await?;
     let key = args.key.into_vec();
-    let inspection = match answers(quorum.inspect(&key).await, NOT_REVOKED)? {
-        Ok(inspection) => inspection,
-        Err(code) => return Ok(code),
-    };
+    let inspection = answers(quorum.inspect(&key).await).context(NOT_REVOKED)?;
     let summary = Summary::of(&inspection);
     say(format_args!("{} is {}", escape_short(&key), summary.headline()));
     if summary.verdict == Verdict::Free {
@@ -86,16 +83,11 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
     say(consequence(&summary, args.now));
     if !args.yes {
         if !ask_to_confirm().await? {
-            bail!("nothing was revoked");
+            bail!(NOT_REVOKED);
         }
         // Another client may have acquired the lock before the operator confirmed.
-        let again = match answers(quorum.inspect(&key).await, NOT_REVOKED)? {
-            Ok(again) => again,
-            Err(code) => return Ok(code),
-        };
-        if let Some(code) = report_change(&summary, &Summary::of(&again)) {
-            return Ok(code);
-        }
+        let again = answers(quorum.inspect(&key).await).context(NOT_REVOKED)?;
+        check_unchanged(&summary, &Summary::of(&again))?;
     }
     // From here on, a signal ends the wait, and a message says what stays revoked.
     let mut signals = Signals::listen()?;
@@ -104,19 +96,23 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
     let mut revocation = match signals.interrupting(revoking).await {
         Ok(Ok(revocation)) => revocation,
         Ok(Err(ref error @ RevokeError::NoAnswer { ref nodes })) => {
-            say(error);
-            return Ok(exit::no_answer(nodes));
+            return Err(exit::no_answer(error, nodes));
         }
         Ok(Err(error)) => return Err(error.into()),
-        Err(signal) => {
+        Err(ended) => {
             say("interrupted: the lock may be revoked on some nodes, or on all of them");
-            return Ok(exit::code_for_signal(signal));
+            return Err(ended.into());
         }
     };
     output::print(&table(&rows(&revocation.report())));
     let at_most = summary.held.map_or(Duration::ZERO, |held| held.at_most);
-    let waited = wait(&mut revocation, at_most.max(PATIENCE_MIN), &mut signals).await;
-    Ok(finish(&revocation.report(), &waited, args.now))
+    let left = wait(&mut revocation, at_most.max(PATIENCE_MIN), &mut signals).await?;
+    if args.now && !left.is_zero() {
+        say(format_args!("the lock is over; its old holder may still run for {}", time(left)));
+    } else {
+        say("the lock is over");
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn consequence(summary: &Summary<'_>, now: bool) -> String {
@@ -157,38 +153,30 @@ async fn ask_to_confirm() -> anyhow::Result<bool> {
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
 }
 
-/// Returns `None` if the lock is still the one that the operator confirmed. Otherwise prints a
-/// message and returns the exit code.
-fn report_change(confirmed: &Summary<'_>, now: &Summary<'_>) -> Option<ExitCode> {
+/// Returns an error unless the lock is still the one that the operator confirmed.
+fn check_unchanged(confirmed: &Summary<'_>, now: &Summary<'_>) -> anyhow::Result<()> {
     let fence = |summary: &Summary<'_>| summary.held.map(|held| held.fence);
-    if now.verdict == Verdict::Free {
-        say("nothing was revoked: the lock is now free");
-        return Some(ExitCode::from(exit::FREE));
-    }
-    if now.verdict == Verdict::NoMajority {
-        say("nothing was revoked: too few nodes answered after the confirmation");
-        return Some(ExitCode::from(now.code()));
-    }
     // A lock without a known fence counts as the same only if the verdict is the same too.
     let may_be_same = fence(now).is_some() || confirmed.verdict == now.verdict;
-    if may_be_same && fence(confirmed) == fence(now) {
-        return None;
-    }
-    say(format_args!("nothing was revoked: the lock is now {}", now.headline()));
-    Some(ExitCode::from(exit::CONFLICT))
+    let (code, change) = match now.verdict {
+        Verdict::Free => (exit::FREE, "the lock is now free".to_owned()),
+        Verdict::NoMajority => {
+            (now.code(), "too few nodes answered after the confirmation".to_owned())
+        }
+        _ if may_be_same && fence(confirmed) == fence(now) => return Ok(()),
+        _ => (exit::CONFLICT, format!("the lock is now {}", now.headline())),
+    };
+    Err(Ended::with(code, format_args!("{NOT_REVOKED}: {change}")))
 }
 
-/// Why the wait ended.
-enum Waited {
-    Over,
-    /// No majority revoked the lock in time.
-    GaveUp,
-    Interrupted(Signal),
-}
-
-/// Waits for the end of the lock. Gives up if no majority has revoked it within `patience` or the
-/// remaining time of the lock, whichever is longer.
-async fn wait(revocation: &mut Revocation, patience: Duration, signals: &mut Signals) -> Waited {
+/// Waits for the end of the lock, and returns how long its holder may still run. Gives up if no
+/// majority has revoked it within `patience`, or within the remaining time of the lock if that is
+/// longer.
+async fn wait(
+    revocation: &mut Revocation,
+    patience: Duration,
+    signals: &mut Signals,
+) -> anyhow::Result<Duration> {
     let began = Instant::now();
     let first = revocation.report();
     let give_up_after = patience.max(first.remaining);
@@ -209,16 +197,34 @@ async fn wait(revocation: &mut Revocation, patience: Duration, signals: &mut Sig
             }
         }
         match report.state {
-            RevocationState::Over => return Waited::Over,
+            RevocationState::Over => return Ok(report.remaining),
             RevocationState::Revoked => {}
-            _ if began.elapsed() >= give_up_after => return Waited::GaveUp,
-            _ if code_without_majority(&report) == exit::FAILED => return Waited::GaveUp,
-            _ => {}
+            _ => {
+                let code = code_without_majority(&report);
+                if began.elapsed() >= give_up_after || code == exit::FAILED {
+                    return Err(Ended::with(
+                        code,
+                        "too few nodes revoked the lock: the holder may extend it. Revoke it again \
+                         when a majority of the nodes accepts that",
+                    ));
+                }
+            }
         }
         progress.show(&report, give_up_after.saturating_sub(began.elapsed()));
         tokio::select! {
             biased;
-            signal = signals.next() => return Waited::Interrupted(signal),
+            signal = signals.next() => {
+                let message = match report.state {
+                    RevocationState::Revoked => format!(
+                        "interrupted: the revocation stands, and the lock ends within {}",
+                        time(report.remaining)
+                    ),
+                    _ => "interrupted: what was revoked stays revoked, but the holder may extend \
+                          the lock"
+                        .to_owned(),
+                };
+                return Err(Ended { message, ..Ended::by(signal) }.into());
+            }
             () = revocation.changed() => {}
             () = sleep(PROGRESS_EVERY) => {}
         }
@@ -276,40 +282,6 @@ fn code_without_majority(report: &RevocationReport) -> u8 {
         _ => None,
     });
     exit::without_majority(errors, report.nodes.len())
-}
-
-fn finish(report: &RevocationReport, waited: &Waited, now: bool) -> ExitCode {
-    let left = time(report.remaining);
-    match waited {
-        Waited::Over => {
-            if now && !report.remaining.is_zero() {
-                say(format_args!("the lock is over; its old holder may still run for {left}"));
-            } else {
-                say("the lock is over");
-            }
-            ExitCode::SUCCESS
-        }
-        Waited::GaveUp => {
-            say(
-                "too few nodes revoked the lock: the holder may extend it. Revoke it again when a \
-                 majority of the nodes accepts that",
-            );
-            ExitCode::from(code_without_majority(report))
-        }
-        Waited::Interrupted(signal) => {
-            match report.state {
-                RevocationState::Revoked => {
-                    say(format_args!(
-                        "interrupted: the revocation stands, and the lock ends within {left}"
-                    ));
-                }
-                _ => say(
-                    "interrupted: what was revoked stays revoked, but the holder may extend the lock",
-                ),
-            }
-            exit::code_for_signal(*signal)
-        }
-    }
 }
 
 fn rows(report: &RevocationReport) -> Vec<Vec<String>> {

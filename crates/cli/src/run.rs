@@ -1,22 +1,22 @@
 //! `quorlock run`: a command under a lock.
 
 use std::ffi::OsString;
-use std::io::{self, ErrorKind, IsTerminal as _, stderr};
+use std::io::{self, ErrorKind};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use quorlock_client::{Fence, Quorum, Released};
 use quorlock_core::quorum::Moment;
 use quorlock_core::{StopSchedule, Ttl, rounded};
 use rustix::process::Signal;
 
 use crate::acquire::{
-    DEFAULT_TTL, FLUSH_LIMIT, KindArgs, WaitArgs, check_ttl, comparing_permits, exit_code_for,
-    try_then_wait, waiting_cannot_help,
+    DEFAULT_TTL, FLUSH_LIMIT, KindArgs, WaitArgs, check_ttl, comparing_permits, not_acquired,
+    try_then_wait,
 };
-use crate::config::Defaults;
+use crate::exit::Ended;
 use crate::lock_renewer::{CheckResult, LockRenewer};
 use crate::nodes::{self, NodeArgs, NodeSettings};
 use crate::output::say;
@@ -179,12 +179,6 @@ const EXIT_CODES: &str = "Exit codes:
   127  the command was not found";
 
 impl Run {
-    /// Fills a missing ttl and owner from the configuration files.
-    fn fill(&mut self, defaults: &Defaults) {
-        self.ttl = self.ttl.or(defaults.ttl);
-        self.owner = self.owner.take().or_else(|| defaults.owner.clone());
-    }
-
     fn command(&self) -> Vec<OsString> {
         match &self.shell_command {
             Some(line) => vec!["sh".into(), "-c".into(), line.clone()],
@@ -201,7 +195,8 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     // Listens first: a signal must not end this program while it holds a lock.
     let mut signals = Signals::listen()?;
     let nodes = args.nodes.load()?;
-    args.fill(&nodes.defaults);
+    args.ttl = args.ttl.or(nodes.defaults.ttl);
+    args.owner = args.owner.or_else(|| nodes.defaults.owner.clone());
     check_ttl(args.ttl())?;
     ensure!(
         args.node_timeout.is_none_or(|limit| limit <= args.ttl() / NODE_TIMEOUTS_PER_TTL_MIN),
@@ -216,10 +211,7 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
         )
     })?;
     let called_at = Instant::now();
-    let quorum = match signals.interrupting(nodes.connect_before_call(args.node_timeout)).await {
-        Ok(connected) => connected?,
-        Err(signal) => return Ok(exit::code_for_signal(signal)),
-    };
+    let quorum = signals.interrupting(nodes.connect_before_call(args.node_timeout)).await??;
     let wait = args.wait.limit(nodes.defaults.wait);
     let outcome = run_locked(&quorum, &nodes, args, ttl, (called_at, wait), &mut signals).await;
     let _ = quorum.flush(FLUSH_LIMIT).await;
@@ -243,22 +235,9 @@ async fn run_locked(
     }
     let acquiring = Box::pin(try_then_wait(builder, called_at, wait, args.verbose));
     let acquiring = comparing_permits(quorum, &args.key, args.kind.permits, acquiring);
-    let acquired = match signals.interrupting(acquiring).await {
-        Ok(acquired) => acquired,
-        Err(signal) => return Ok(exit::code_for_signal(signal)),
-    };
-    let lock = match acquired {
-        Ok(lock) => lock,
-        Err(error) if waiting_cannot_help(&error) => return Err(exit::acquire_error(error)),
-        Err(error) => {
-            let code = exit_code_for(&error, args.conflict_exit_code);
-            // With `-E 0` a held lock is a success, of which cron sends no mail.
-            if code != exit::SUCCESS || args.verbose || stderr().is_terminal() {
-                say(format_args!("not acquired: {}", exit::describe(&error)));
-            }
-            return Ok(ExitCode::from(code));
-        }
-    };
+    let acquired = signals.interrupting(acquiring).await?;
+    let not_acquired = |error| not_acquired(error, args.conflict_exit_code, args.verbose);
+    let lock = acquired.map_err(not_acquired)?;
     let held_since = system::now();
     if args.verbose {
         let (after, fence) = (rounded(called_at.elapsed()), lock.fence());
@@ -266,15 +245,8 @@ async fn run_locked(
     }
     let (fence, permit) = (lock.fence(), lock.slot());
     let mut renewer = LockRenewer::new(lock, args.ttl());
-    let supervised = supervise(&args, nodes, ttl, (fence, permit), &mut renewer, signals).await?;
-    let (status, is_interrupted) = match supervised {
-        Outcome::Exited { status, is_interrupted } => (status, is_interrupted),
-        // Printed after the command has ended: a blocked standard error must not delay its end.
-        Outcome::Stopped(message, code) => {
-            say(message);
-            return Ok(ExitCode::from(code));
-        }
-    };
+    let (status, is_interrupted) =
+        supervise(&args, nodes, ttl, (fence, permit), &mut renewer, signals).await?;
     let hold_until = held_since.plus(args.hold_at_least.unwrap_or_default());
     let no_loss_seen = is_interrupted || hold(&mut renewer, hold_until, signals).await;
     match renewer.release().await {
@@ -305,33 +277,15 @@ fn missing_nodes(quorum: &Quorum) -> String {
     }
 }
 
-/// How the command ended, or why it was not started.
-enum Outcome {
-    Exited {
-        status: ExitStatus,
-        /// Whether `quorlock` received TERM, INT or QUIT before the command ended.
-        is_interrupted: bool,
-    },
-    /// The command was stopped or not started: the reason, and the exit code.
-    Stopped(String, u8),
-}
-
-impl Outcome {
-    fn lost(renewer: &LockRenewer, what: &str) -> Self {
-        Self::Stopped(format!("the command was {what}: {}", renewer.reason()), exit::LOST)
-    }
-
-    fn not_started(args: &Run, error: &io::Error) -> Self {
-        let code = match error.kind() {
-            ErrorKind::NotFound => exit::NOT_FOUND,
-            _ => exit::CANNOT_RUN,
-        };
-        Self::Stopped(format!("cannot run {}: {error}", args.command()[0].display()), code)
-    }
+fn lost(renewer: &LockRenewer, what: &str) -> anyhow::Error {
+    Ended::with(exit::LOST, format_args!("the command was {what}: {}", renewer.reason()))
 }
 
 /// Runs the command and renews the lock. Passes signals on, and stops the command when the lock is
-/// lost.
+/// lost. Returns the status of the command, and whether TERM, INT or QUIT arrived before it ended.
+///
+/// The error says why the command was stopped or not started. It is printed only after the command
+/// has ended: a blocked standard error must not delay its end.
 async fn supervise(
     args: &Run,
     nodes: &NodeSettings,
@@ -339,9 +293,14 @@ async fn supervise(
     (fence, permit): (Fence, Option<usize>),
     renewer: &mut LockRenewer,
     signals: &mut Signals,
-) -> anyhow::Result<Outcome> {
-    let (group, deadline) = (Group::choose(), renewer.deadline());
-    let begin = Begin::new(ttl, args.kill_after, group, args.wait_all, deadline);
+) -> anyhow::Result<(ExitStatus, bool)> {
+    let begin = Begin {
+        ttl_ms: ttl.ms(),
+        kill_after: args.kill_after,
+        group: Group::choose(),
+        wait_all: args.wait_all,
+        deadline: renewer.deadline(),
+    };
     let mut schedule = begin.schedule()?;
     let environment = [
         ("QUORLOCK_KEY", args.key.clone()),
@@ -361,16 +320,21 @@ async fn supervise(
                 Some(Report::Started(_)) => {}
                 Some(Report::NotStarted(error)) => {
                     let error = io::Error::from_raw_os_error(error);
-                    return Ok(Outcome::not_started(args, &error));
+                    let code = match error.kind() {
+                        ErrorKind::NotFound => exit::NOT_FOUND,
+                        _ => exit::CANNOT_RUN,
+                    };
+                    let command = args.command();
+                    let message = format!("cannot run {}: {error}", command[0].display());
+                    return Err(Ended::with(code, message));
                 }
-                Some(Report::TooLate) => return Ok(Outcome::lost(renewer, "not started")),
+                Some(Report::TooLate) => return Err(lost(renewer, "not started")),
                 Some(Report::Stopping) => is_stopped = true,
                 Some(Report::Ended(_)) if is_stopped => {
-                    return Ok(Outcome::lost(renewer, "stopped"));
+                    return Err(lost(renewer, "stopped"));
                 }
                 Some(Report::Ended(status)) => {
-                    let status = ExitStatus::from_raw(status);
-                    return Ok(Outcome::Exited { status, is_interrupted });
+                    return Ok((ExitStatus::from_raw(status), is_interrupted));
                 }
                 None => {
                     let now = system::now();
@@ -378,15 +342,14 @@ async fn supervise(
                     schedule.handle_abandoned(now);
                     watchdog.take_over(&mut schedule).await?;
                     if is_overdue {
-                        return Ok(Outcome::lost(renewer, "stopped"));
+                        return Err(lost(renewer, "stopped"));
                     }
-                    let killed = "the command was stopped: its watchdog was killed";
-                    return Ok(Outcome::Stopped(killed.into(), exit::FAILED));
+                    bail!("the command was stopped: its watchdog was killed");
                 }
             },
             () = system::reach(schedule.overdue_at()) => {
                 watchdog.take_over(&mut schedule).await?;
-                return Ok(Outcome::lost(renewer, "stopped"));
+                return Err(lost(renewer, "stopped"));
             }
             state = renewer.next() => match state {
                 CheckResult::ValidUntil(deadline) => {

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use crate::fleet::info::ModuleInfo;
 use crate::fleet::{FleetArgs, NodeReport, Snapshot, State};
 use crate::output::{self, Fit, escape, fitted, or_dash, short_time, signed_time, try_print, wrap};
 use crate::system::Signals;
@@ -75,10 +74,7 @@ pub(crate) async fn status(args: Status) -> anyhow::Result<ExitCode> {
             tokio::time::sleep(every).await;
         }
     };
-    match Signals::listen()?.interrupting(watching).await {
-        Ok(ended) => ended,
-        Err(signal) => Ok(exit::code_for_signal(signal)),
-    }
+    Signals::listen()?.interrupting(watching).await?
 }
 
 fn text(snapshot: &Snapshot, json: bool) -> String {
@@ -120,7 +116,7 @@ fn cells(node: &NodeReport, state: &State) -> Vec<String> {
         state.name().to_owned(),
         or_dash(module.map(|module| module.version.clone())),
         or_dash(facts.map(|facts| facts.info.server.clone())),
-        or_dash(module.and_then(ModuleInfo::set_and_id)),
+        or_dash(node.set().map(|set| format!("{} {}", set.name(), set.id()))),
         or_dash(module.map(|module| module.leases.to_string())),
         or_dash(module.map(|module| module.waiters.to_string())),
         or_dash(facts.map(|facts| short_time(facts.round_trip))),
@@ -142,7 +138,7 @@ mod tests {
             facts(node).info.server = "valkey 10.100.100-rc1".into();
             facts(node).clock_offset_us = Some(-3_600_000_000);
             module(node).leases = 10_000_000;
-            module(node).set = quorlock_core::node_set::SetReport::Set(
+            facts(node).info.hello.set = quorlock_core::node_set::SetReport::Set(
                 "a-set-with-quite-a-long-name 1 1,2,3".parse().unwrap(),
             );
         }

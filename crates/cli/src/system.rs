@@ -1,5 +1,5 @@
-//! What the system provides: the clocks that measure a validity, here and in the client library, and
-//! the signals that would end this program if it did not handle them.
+//! What the system provides: the clocks that measure a validity, as in the client library, and the
+//! signals that would end this program if it did not handle them.
 
 use std::fs;
 use std::future::poll_fn;
@@ -12,6 +12,8 @@ use quorlock_core::quorum::Moment;
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::sleep;
+
+use crate::exit::Ended;
 
 /// The longest time for which [`reach`] sleeps before it reads the clocks again: timers stop while
 /// the machine is suspended, validities do not.
@@ -49,14 +51,14 @@ impl Signals {
             .context("cannot listen for signals")
     }
 
-    /// Awaits `work`. If a signal arrives first, drops `work` and returns the signal.
+    /// Awaits `work`. If a signal arrives first, drops `work`.
     pub(crate) async fn interrupting<T>(
         &mut self,
         work: impl Future<Output = T>,
-    ) -> Result<T, Signal> {
+    ) -> Result<T, Ended> {
         tokio::select! {
             biased;
-            signal = self.next() => Err(signal),
+            signal = self.next() => Err(Ended::by(signal)),
             done = work => Ok(done),
         }
     }

@@ -173,26 +173,16 @@ fn healthy_fleet_has_no_findings() {
 }
 
 #[test]
-fn each_fault_of_a_server_is_found() {
+fn node_of_another_set_and_a_ttl_above_the_limit_are_found() {
     let nodes = healthy();
     let with = |url: String| vec![nodes[0].url(), nodes[1].url(), url];
     assert_eq!(checks(&nodes.urls(), &[]), (vec![], 1), "no finding but the rejoin-delay");
-
-    let other = |set: &str| Server::with_module().arg("lock.set", set).start().unwrap();
-    assert_eq!(checks(&with(other("eu 3 1,2,3,4").url()), &[]), (vec!["set-differs".into()], 2));
-    assert_eq!(checks(&with(other("us 3 1,2,3").url()), &[]), (vec!["set-differs".into()], 2));
-    let cluster = Server::builder().arg("cluster-enabled", "yes").tcp().start().unwrap();
-    assert_eq!(checks(&with(cluster.url()), &[]), (vec!["cluster-or-sentinel".into()], 2));
+    let other = Server::with_module().arg("lock.set", "us 3 1,2,3").start().unwrap();
+    assert_eq!(checks(&with(other.url()), &[]), (vec!["set-differs".into()], 2));
     // Two URLs name one server, and so one ID: neither of the two nodes is admitted.
     let (same_server, _) = checks(&with(nodes[0].url()), &[]);
     assert_eq!(same_server, ["no-majority", "set-differs", "same-server"]);
-    let evicting = Server::with_module().arg("lock.set", "eu 3 1,2,3");
-    let evicting = evicting.arg("maxmemory-policy", "volatile-ttl").arg("maxmemory", "100mb");
-    let evicting = evicting.start().unwrap();
-    assert_eq!(checks(&with(evicting.url()), &[]), (vec!["evicts".into()], 1));
-    assert_eq!(checks(&with("127.0.0.1:1".into()), &[]), (vec!["down".into()], 1));
     assert_eq!(checks(&nodes.urls(), &["--ttl", "2m"]), (vec!["max-ttl".into()], 2));
-    assert_eq!(checks(&nodes.urls()[..1], &[]).1, 2);
 }
 
 #[test]
@@ -232,7 +222,7 @@ fn missing_rights_are_found_with_and_without_dryrun() {
         ] {
             assert_contains(&text, finding);
         }
-        assert!(!text.contains("PING") && !text.contains("the key"), "{text}");
+        assert!(!["PING", "INFO", "the key"].iter().any(|right| text.contains(right)), "{text}");
         let output = doctor(&urls, &["--lock", "other"]);
         assert_contains(stdout(&output), "may not use the key other");
         assert!(!stdout(&output).contains("pass"), "{}", stdout(&output));

@@ -262,6 +262,13 @@ impl FirstRun {
     }
 }
 
+/// Starts a run of the command [`OBEDIENT`]. Returns it, the command, and the watchdog.
+fn start_obedient(nodes: &Nodes, options: &[&str]) -> (Running, Pid, Pid) {
+    let mut running = start_script(nodes, &[&LONG_TTL, options].concat(), OBEDIENT);
+    let (command, watchdog) = (running.pid_line(), watchdog_of(running.pid()));
+    (running, command, watchdog)
+}
+
 fn kill(pid: Pid, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
@@ -333,9 +340,7 @@ fn watchdog_of_a_killed_quorlock_releases_the_lock() {
         [(&[][..], &[][..]), (&["--shared"], &[]), (&["--permits", "1"], &["--permits", "1"])]
     {
         let nodes = Nodes::start(3);
-        let mut running = start_script(&nodes, &[&LONG_TTL, kind].concat(), OBEDIENT);
-        let command = running.pid_line();
-        let watchdog = watchdog_of(running.pid());
+        let (running, command, watchdog) = start_obedient(&nodes, kind);
         running.signal(Signal::KILL);
         // The wait is shorter than the ttl.
         let options = [&["--wait", "15s"], of_next].concat();
@@ -348,9 +353,7 @@ fn watchdog_of_a_killed_quorlock_releases_the_lock() {
 #[test]
 fn watchdog_leaves_the_lock_to_the_next_holder() {
     let nodes = Nodes::start(3);
-    let mut running = start_script(&nodes, &LONG_TTL, OBEDIENT);
-    let command = running.pid_line();
-    let watchdog = watchdog_of(running.pid());
+    let (running, command, watchdog) = start_obedient(&nodes, &[]);
     kill(watchdog, Signal::STOP);
     running.signal(Signal::KILL);
     nodes.iter().for_each(|node| exec(node, &["DEL", "k"]));
@@ -377,9 +380,7 @@ fn watchdog_ends_although_no_node_answers() {
 #[test]
 fn token_is_in_no_argument_environment_or_file_of_the_command() {
     let nodes = Nodes::start(1);
-    let mut running = start_script(&nodes, &LONG_TTL, OBEDIENT);
-    let command = running.pid_line();
-    let watchdog = watchdog_of(running.pid());
+    let (running, command, watchdog) = start_obedient(&nodes, &[]);
     let token: String = redis::cmd("GET").arg("k").query(&mut nodes[0].connection()).unwrap();
     for process in [running.pid(), watchdog, command] {
         let folder = format!("/proc/{}", process.as_raw_pid());

@@ -222,6 +222,7 @@ fn rest_of_a_pipeline_survives_the_loss_of_the_lock() {
 fn revocation_needs_a_yes_and_stands_when_interrupted() {
     let nodes = Nodes::start(3);
     let holder = Holder::start(&nodes, &["--ttl", "30s", "--owner", "web-3"]);
+    wait_until_all_hold(&nodes);
     let script = "$Q revoke k; echo first $?; $Q revoke k; echo second $?";
     let mut terminal = Terminal::start(&nodes, script);
     terminal.shows("web-3, fence ");

@@ -117,7 +117,7 @@ fn number(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 fn set(snapshot: &Snapshot) -> Option<Finding> {
-    let sets: Vec<_> = snapshot.modules().map(|(_, lock)| lock.set.set()).collect();
+    let sets: Vec<_> = snapshot.modules().map(|(node, _)| node.set()).collect();
     if sets.is_empty() {
         return None;
     }

@@ -177,13 +177,21 @@ mod tests {
     /// The faults that the tests with real servers do not cause.
     #[test]
     fn each_fault_makes_one_finding() {
-        let faults: [(fn(&mut NodeReport), _); 7] = [
+        let faults: [(fn(&mut NodeReport), _); 9] = [
             (|_| (), None),
             (
                 |node| module(node).unwritable = Some("writes-paused".into()),
                 Some(("unwritable", Warning)),
             ),
-            (|node| module(node).set = SetReport::Unset, Some(("set-differs", Error))),
+            (|node| facts(node).info.hello.set = SetReport::Unset, Some(("set-differs", Error))),
+            (
+                |node| facts(node).info.hello.mode = Some("cluster".into()),
+                Some(("cluster-or-sentinel", Error)),
+            ),
+            (
+                |node| facts(node).info.maxmemory_policy = Some("volatile-ttl".into()),
+                Some(("evicts", Warning)),
+            ),
             (|node| module(node).version = "0.2.0".into(), Some(("module-versions", Warning))),
             (|node| module(node).max_ttl_ms = Some(90_000), Some(("max-ttl-differs", Warning))),
             (|node| module(node).rejoin_delay_ms = Some(0), Some(("rejoin-delay", Warning))),
@@ -240,7 +248,7 @@ mod tests {
         let mut nodes = voting(3);
         for (index, node) in nodes.iter_mut().enumerate() {
             let set = format!("eu {} 1,2,3>1,2,3,4", index + 1);
-            module(node).set = SetReport::Set(set.parse().unwrap());
+            facts(node).info.hello.set = SetReport::Set(set.parse().unwrap());
         }
         assert_eq!(checks(nodes), ["set-changes"]);
     }

@@ -1,10 +1,8 @@
 //! A server's reply to INFO.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::Hello;
-use quorlock_core::node_set::SetReport;
 
 use crate::output::escape;
 
@@ -28,10 +26,8 @@ pub(crate) const COUNTERS: [(&str, &str); 11] = [
 pub(crate) struct Info {
     /// `redis 7.0.15` or `valkey 8.1.3`.
     pub(crate) server: String,
-    pub(crate) run_id: Option<Arc<str>>,
-    /// `standalone`, `sentinel` or `cluster`.
-    pub(crate) mode: Option<String>,
-    pub(crate) is_replica: bool,
+    /// What a client learns from a new connection. The mode is escaped for a terminal.
+    pub(crate) hello: Hello,
     /// Zero for no limit.
     pub(crate) maxmemory_bytes: u64,
     pub(crate) maxmemory_policy: Option<String>,
@@ -48,7 +44,6 @@ pub(crate) struct ModuleInfo {
     ///
     /// [`Unwritable`]: quorlock_core::node::Unwritable
     pub(crate) unwritable: Option<String>,
-    pub(crate) set: SetReport,
     pub(crate) max_ttl_ms: Option<u64>,
     pub(crate) rejoin_delay_ms: Option<u64>,
     pub(crate) leases: u64,
@@ -71,7 +66,8 @@ impl Info {
     /// Parses the replies to INFO and INFO lock, in any order.
     pub(crate) fn parse(text: &str) -> Self {
         let fields = Fields(text);
-        let hello = Hello::from_info(text);
+        let mut hello = Hello::from_info(text);
+        hello.mode = hello.mode.as_deref().map(escape);
         let server = match (fields.escaped("valkey_version"), fields.escaped("redis_version")) {
             (Some(version), _) => format!("valkey {version}"),
             (None, Some(version)) => format!("redis {version}"),
@@ -79,12 +75,10 @@ impl Info {
         };
         Self {
             server,
-            run_id: hello.run_id.clone(),
-            mode: hello.mode.as_deref().map(escape),
-            is_replica: hello.is_replica,
+            hello,
             maxmemory_bytes: fields.number("maxmemory").unwrap_or(0),
             maxmemory_policy: fields.escaped("maxmemory_policy"),
-            lock: ModuleInfo::read(&fields, hello),
+            lock: ModuleInfo::read(&fields),
         }
     }
 
@@ -92,21 +86,10 @@ impl Info {
     pub(crate) fn evicts(&self) -> bool {
         self.maxmemory_policy.as_ref().is_some_and(|policy| policy != "noeviction")
     }
-
-    /// What a client learns from a new connection.
-    pub(crate) fn hello(&self) -> Hello {
-        Hello {
-            run_id: self.run_id.clone(),
-            mode: self.mode.clone(),
-            is_replica: self.is_replica,
-            module_version: self.lock.as_ref().map(|lock| lock.version.clone()),
-            set: self.lock.as_ref().map_or(SetReport::Unset, |lock| lock.set.clone()),
-        }
-    }
 }
 
 impl ModuleInfo {
-    fn read(fields: &Fields, hello: Hello) -> Option<Self> {
+    fn read(fields: &Fields) -> Option<Self> {
         let state = fields.text("lock_state")?;
         let unwritable = (state == "unwritable")
             .then(|| fields.escaped("lock_unwritable_reason").unwrap_or_else(|| escape(state)));
@@ -119,7 +102,6 @@ impl ModuleInfo {
             version: fields.escaped("lock_version").unwrap_or_else(|| "unknown".into()),
             abstention,
             unwritable,
-            set: hello.set,
             max_ttl_ms: fields.number("lock_max_ttl_ms"),
             rejoin_delay_ms: fields.number("lock_rejoin_delay_ms"),
             leases: fields.number("lock_leases").unwrap_or(0),
@@ -132,11 +114,6 @@ impl ModuleInfo {
     /// The value of one of [`COUNTERS`]; `None` if the module lacks it.
     pub(crate) fn counter(&self, name: &str) -> Option<u64> {
         COUNTERS.into_iter().zip(self.counters).find(|((counter, _), _)| *counter == name)?.1
-    }
-
-    /// `NAME ID` of the node's set; `None` if the node belongs to none.
-    pub(crate) fn set_and_id(&self) -> Option<String> {
-        self.set.set().map(|set| format!("{} {}", set.name(), set.id()))
     }
 }
 
@@ -161,6 +138,8 @@ impl<'a> Fields<'a> {
 
 #[cfg(test)]
 mod tests {
+    use quorlock_core::node_set::SetReport;
+
     use super::*;
 
     #[test]
@@ -172,7 +151,7 @@ mod tests {
         assert_eq!(abstention.left, Some(Duration::from_secs(41)));
         let text = "role:slave\r\nlock_state:abstaining\r\nlock_abstain_reason:replica\r\n";
         let info = Info::parse(text);
-        assert!(info.is_replica);
+        assert!(info.hello.is_replica);
         assert_eq!(info.lock.unwrap().abstention.unwrap().left, None);
     }
 
@@ -181,7 +160,7 @@ mod tests {
         let text = "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.3\r\nserver_mode:cluster\r\n\
             maxmemory:100\r\nmaxmemory_policy:volatile-ttl\r\n";
         let info = Info::parse(text);
-        assert_eq!((&*info.server, info.mode.as_deref()), ("valkey 8.1.3", Some("cluster")));
+        assert_eq!((&*info.server, info.hello.mode.as_deref()), ("valkey 8.1.3", Some("cluster")));
         assert!(info.evicts() && info.lock.is_none());
         assert_eq!(Info::parse("").server, "redis of an unknown version");
     }
@@ -190,8 +169,8 @@ mod tests {
     fn set_that_cannot_be_parsed_does_not_count_as_unset() {
         let text =
             "lock_state:voting\r\nlock_set_name:eu\r\nlock_set_id:x\r\nlock_set_members:1\r\n";
-        assert_eq!(Info::parse(text).lock.unwrap().set, SetReport::Unheard);
-        assert_eq!(Info::parse("lock_state:voting\r\n").lock.unwrap().set, SetReport::Unset);
+        assert_eq!(Info::parse(text).hello.set, SetReport::Unheard);
+        assert_eq!(Info::parse("lock_state:voting\r\n").hello.set, SetReport::Unset);
     }
 
     #[test]

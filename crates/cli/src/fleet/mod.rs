@@ -16,6 +16,7 @@ use futures_util::future::join_all;
 
 pub(crate) use self::node::{Node, Replies, query, replies};
 pub(crate) use self::snapshot::{Facts, NodeReport, Snapshot, State, advice, unwritable_advice};
+use crate::endpoint::Endpoint;
 use crate::nodes::{NodeArgs, NodeSettings};
 use crate::values::duration;
 
@@ -44,8 +45,11 @@ impl FleetArgs {
         let has_limit = !self.node_timeout.is_zero();
         anyhow::ensure!(has_limit, "--node-timeout must be longer than 0, such as 2s");
         let nodes = self.nodes.load()?;
-        let clients = nodes.clients()?.into_iter();
-        let fleet = clients.map(|client| Node::new(client, self.node_timeout)).collect();
+        let clients = nodes.endpoints.iter().zip(nodes.clients()?);
+        let node = |(endpoint, client): (&Endpoint, _)| {
+            Node::new(&endpoint.name(), client, self.node_timeout)
+        };
+        let fleet = clients.map(node).collect();
         Ok((Fleet { nodes: fleet }, nodes))
     }
 }

@@ -13,7 +13,6 @@ use tokio::sync::Mutex;
 
 use super::info::Info;
 use super::snapshot::{Facts, NodeReport};
-use crate::nodes::NodeClient;
 
 /// How many times one report reads the node's clock. Only the fastest reply counts.
 const PROBES: usize = 3;
@@ -29,9 +28,7 @@ pub(crate) struct Node {
 
 impl Node {
     /// `limit` is how long one call of [`ask`](Self::ask) may take.
-    pub(super) fn new(client: NodeClient, limit: Duration) -> Self {
-        let NodeClient { name, client } = client;
-        let client = client.map_err(|reason| NodeError::Misconfigured { reason });
+    pub(super) fn new(name: &str, client: Result<Client, NodeError>, limit: Duration) -> Self {
         Self { name: name.into(), client, limit, connection: Arc::default() }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use quorlock_core::client::{ClientState, LinkAction, Links, NodeError, Random};
 use quorlock_core::node::Unwritable;
+use quorlock_core::node_set::NodeSet;
 use quorlock_core::quorum::{Majority, Moment};
 use serde_json::{Value, json};
 
@@ -158,9 +159,14 @@ impl NodeReport {
         self.facts()?.info.lock.as_ref()
     }
 
+    /// The set that the node belongs to.
+    pub(crate) fn set(&self) -> Option<&NodeSet> {
+        self.facts()?.info.hello.set.set()
+    }
+
     fn json(&self, state: &State) -> Value {
         let (facts, lock) = (self.facts(), self.module());
-        let set = lock.and_then(|lock| lock.set.set()).map(|set| {
+        let set = self.set().map(|set| {
             let (id, members) = (set.id().to_string(), set.members().to_string());
             json!({ "name": set.name(), "id": id, "members": members })
         });
@@ -294,7 +300,7 @@ fn why_not_asked(nodes: &[NodeReport]) -> Vec<Option<NodeError>> {
         let LinkAction::Connect { node, connection } = action else { continue };
         match &nodes[node].answer {
             Ok(facts) => {
-                links.handle_connected(node, connection, facts.info.hello(), now);
+                links.handle_connected(node, connection, facts.info.hello.clone(), now);
             }
             Err(error) => links.handle_connect_failed(node, connection, error.clone(), now),
         }
@@ -317,6 +323,9 @@ impl Random for NotRandom {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use quorlock_core::client::Hello;
+    use quorlock_core::node_set::SetReport;
+
     use super::*;
 
     /// Makes `count` nodes that vote and belong to the set `eu`, each with its own run id.
@@ -326,14 +335,17 @@ pub(crate) mod tests {
             let set = format!("eu {} {}", index + 1, members.join(","));
             let module = ModuleInfo {
                 version: "0.1.0".into(),
-                set: quorlock_core::node_set::SetReport::Set(set.parse().unwrap()),
                 max_ttl_ms: Some(60_000),
                 ..ModuleInfo::default()
             };
             let info = Info {
                 server: "redis 7.0.15".into(),
-                run_id: Some(format!("run-{index}").into()),
-                mode: Some("standalone".into()),
+                hello: Hello {
+                    run_id: Some(format!("run-{index}").into()),
+                    module_version: Some("0.1.0".into()),
+                    set: SetReport::Set(set.parse().unwrap()),
+                    ..Hello::default()
+                },
                 maxmemory_policy: Some("noeviction".into()),
                 lock: Some(module),
                 ..Info::default()

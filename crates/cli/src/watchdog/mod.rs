@@ -84,7 +84,7 @@ impl WatchdogHandle {
         let watchdog = Self {
             process,
             leader: None,
-            group: begin.group(),
+            group: begin.group,
             other_children,
             reports,
             instructions,

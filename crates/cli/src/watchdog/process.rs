@@ -68,7 +68,7 @@ impl Watchdog {
         if schedule.poll(system::now()).is_some() {
             return Ok(!self.send_report(Report::TooLate));
         }
-        let mut tree = match ProcessTree::spawn(command, begin.group()) {
+        let mut tree = match ProcessTree::spawn(command, begin.group) {
             Ok(tree) => tree,
             Err(error) => {
                 let error = error.raw_os_error().unwrap_or(Errno::INVAL.raw_os_error());
@@ -154,8 +154,6 @@ fn close_stdio() -> io::Result<()> {
 mod tests {
     use std::time::Duration;
 
-    use quorlock_core::Ttl;
-
     use super::*;
     use crate::process_tree::Group;
 
@@ -166,9 +164,9 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (instructions, reports) = theirs.into_split();
         let mut watchdog = Watchdog { instructions: BufReader::new(instructions).lines(), reports };
-        let ttl = Ttl::from_ms(10_000).unwrap();
         let deadline = system::now().plus(Duration::from_secs(1));
-        let begin = Begin::new(ttl, None, Group::Own, false, deadline);
+        let group = Group::Own;
+        let begin = Begin { ttl_ms: 10_000, kill_after: None, group, wait_all: false, deadline };
         watchdog.run(begin, &["touch".into(), trace.clone().into()]).await.unwrap();
         let line = BufReader::new(ours).lines().next_line().await.unwrap().unwrap();
         assert_eq!(serde_json::from_str::<Report>(&line).unwrap(), Report::TooLate);

@@ -13,7 +13,6 @@ use quorlock_core::{StopSchedule, Ttl};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::time::timeout;
@@ -35,16 +34,15 @@ pub(crate) enum Instruction {
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Begin {
-    ttl_ms: u64,
+    pub(crate) ttl_ms: u64,
     /// The time from SIGTERM to SIGKILL; `None` for the default.
-    kill_after: Option<Duration>,
-    /// The group of the command in the foreground of a terminal; `None` for its own group.
-    foreground: Option<i32>,
+    pub(crate) kill_after: Option<Duration>,
+    pub(crate) group: Group,
     /// Whether the command counts as ended only when all that it started has ended.
     pub(crate) wait_all: bool,
     /// The end of the validity.
     #[serde(with = "MomentFields")]
-    deadline: Moment,
+    pub(crate) deadline: Moment,
 }
 
 /// A message from the watchdog to `quorlock run`.
@@ -71,24 +69,6 @@ struct MomentFields {
 }
 
 impl Begin {
-    pub(crate) fn new(
-        ttl: Ttl,
-        kill_after: Option<Duration>,
-        group: Group,
-        wait_all: bool,
-        deadline: Moment,
-    ) -> Self {
-        let foreground = match group {
-            Group::Own => None,
-            Group::Foreground(group) => Some(group.as_raw_pid()),
-        };
-        Self { ttl_ms: ttl.ms(), kill_after, foreground, wait_all, deadline }
-    }
-
-    pub(crate) fn group(&self) -> Group {
-        self.foreground.and_then(Pid::from_raw).map_or(Group::Own, Group::Foreground)
-    }
-
     pub(crate) fn schedule(&self) -> anyhow::Result<StopSchedule> {
         Ok(StopSchedule::new(Ttl::from_ms(self.ttl_ms)?, self.kill_after, self.deadline)?)
     }
