@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -13,7 +13,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, http};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
-use tokio::sync::OnceCell;
+use tokio::sync::Mutex;
 use tokio::time::sleep;
 
 use crate::doctor::name_of_check;
@@ -50,8 +50,14 @@ const EXIT_CODES: &str = "Exit codes:
 
 struct Exporting {
     fleet: Fleet,
-    /// The snapshot that is being made, and how long that took.
-    current: SharedCall<Arc<(Snapshot, Duration)>>,
+    latest: Mutex<Option<Gathered>>,
+}
+
+#[derive(Clone)]
+struct Gathered {
+    snapshot: Arc<Snapshot>,
+    took: Duration,
+    ended: Instant,
 }
 
 pub(crate) async fn exporter(args: Exporter) -> anyhow::Result<ExitCode> {
@@ -61,7 +67,7 @@ pub(crate) async fn exporter(args: Exporter) -> anyhow::Result<ExitCode> {
         .await
         .with_context(|| format!("cannot listen on {}: choose another --listen", args.listen))?;
     say(format_args!("serving http://{}{PATH}", listener.local_addr()?));
-    let exporting = Arc::new(Exporting { fleet, current: SharedCall(Mutex::default()) });
+    let exporting = Arc::new(Exporting { fleet, latest: Mutex::default() });
     // A signal may cut off a scrape. Prometheus repeats it.
     let _ = signals.interrupting(exporting.serve(listener)).await;
     Ok(ExitCode::SUCCESS)
@@ -86,18 +92,29 @@ impl Exporting {
         }
     }
 
+    /// Asks the nodes. Calls that arrive meanwhile share the snapshot.
+    ///
+    /// # Cancel safety
+    /// When the call that asks the nodes is dropped, another waiting call asks them.
+    async fn gather(&self) -> Gathered {
+        let arrived = Instant::now();
+        let mut latest = self.latest.lock().await;
+        if let Some(gathered) = latest.as_ref().filter(|gathered| gathered.ended >= arrived) {
+            return gathered.clone();
+        }
+        let started = Instant::now();
+        let snapshot = Arc::new(self.fleet.gather().await);
+        let gathered = Gathered { snapshot, took: started.elapsed(), ended: Instant::now() };
+        latest.insert(gathered).clone()
+    }
+
     async fn respond(&self, request: &Request<Incoming>) -> http::Result<Response<String>> {
         let response = Response::builder();
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, PATH) => {
-                let gather = async || {
-                    let started = Instant::now();
-                    let snapshot = self.fleet.gather().await;
-                    Arc::new((snapshot, started.elapsed()))
-                };
-                let gathered = self.current.get(gather).await;
+                let Gathered { snapshot, took, .. } = self.gather().await;
                 let text = "text/plain; version=0.0.4; charset=utf-8";
-                let metrics = render(&gathered.0, gathered.1);
+                let metrics = render(&snapshot, took);
                 response.header(CONTENT_TYPE, text).body(metrics)
             }
             (&Method::GET | &Method::HEAD, "/") => {
@@ -110,26 +127,6 @@ impl Exporting {
             }
             _ => response.status(StatusCode::NOT_FOUND).body(String::new()),
         }
-    }
-}
-
-/// Makes a value on demand. Callers that arrive while a value is being made share it.
-struct SharedCall<T>(Mutex<Arc<OnceCell<T>>>);
-
-impl<T: Clone> SharedCall<T> {
-    /// Returns the value that is being made, or makes a new one.
-    ///
-    /// # Cancel safety
-    /// When the caller that makes the value is dropped, another waiting caller makes it.
-    async fn get<F: Future<Output = T>>(&self, make: impl FnOnce() -> F) -> T {
-        let current = Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        let value = current.get_or_init(make).await.clone();
-        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if Arc::ptr_eq(&latest, &current) {
-            // The next caller gets a fresh value.
-            *latest = Arc::default();
-        }
-        value
     }
 }
 
@@ -302,24 +299,8 @@ fn number(count: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use std::future::{pending, ready};
-    use std::pin::pin;
-
-    use futures_util::FutureExt as _;
-
     use super::*;
     use crate::fleet::snapshot::tests::{abstention, facts, module, voting};
-
-    #[tokio::test]
-    async fn second_caller_continues_when_the_first_is_dropped() {
-        let shared = SharedCall::<u32>(Mutex::default());
-        let mut first = Box::pin(shared.get(pending));
-        assert!(first.as_mut().now_or_never().is_none());
-        let mut second = pin!(shared.get(|| ready(7)));
-        assert!(second.as_mut().now_or_never().is_none());
-        drop(first);
-        assert_eq!(second.now_or_never(), Some(7));
-    }
 
     #[test]
     fn abstaining_and_unwritable_nodes_are_admitted_and_a_replica_is_not() {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::acquire::warn_of_larger;
 use crate::locks::{
-    Summary, Verdict, answers, key_json, lease_of, leases, longest_queue, nodes_json, queue_json,
+    Summary, Verdict, answers, key_json, lease_of, leases, longest_queue, node_json, queue_json,
     text, waiters_text,
 };
 use crate::nodes::{self, NodeArgs};
@@ -58,7 +58,7 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     let summary = Summary::of(&inspection);
     if args.json {
         let mut shown = key_json(&key, &summary);
-        shown["nodes"] = nodes_json(&inspection);
+        shown["nodes"] = inspection.nodes.iter().map(node_json).collect();
         output::print(&output::json(&shown));
     } else {
         output::print(&text(&key, &inspection, &summary));

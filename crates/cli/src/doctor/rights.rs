@@ -48,23 +48,24 @@ async fn ask(
     connection: &mut MultiplexedConnection,
     key: Option<&str>,
 ) -> Result<Vec<Denial>, NodeError> {
-    let user: Option<String> = cmd("ACL").arg("WHOAMI").query_async(connection).await.ok();
-    if let Some(user) = user {
+    let send = async |connection: &mut _, prefix: &[&str]| {
         let mut requests = Pipeline::with_capacity(COMMANDS.len());
         for (name, arguments) in COMMANDS {
-            requests.cmd("ACL").arg("DRYRUN").arg(&user).arg(name).arg(with_key(arguments, key));
+            let words = [prefix, &[name], &with_key(arguments, key)].concat();
+            requests.cmd(words[0]).arg(&words[1..]);
         }
-        let replied: Replies<{ COMMANDS.len() }> = replies(&requests, connection).await?;
+        replies(&requests, connection).await
+    };
+    let user: Option<String> = cmd("ACL").arg("WHOAMI").query_async(connection).await.ok();
+    if let Some(user) = user {
+        let replied: Replies<{ COMMANDS.len() }> =
+            send(connection, &["ACL", "DRYRUN", &user]).await?;
         if replied.iter().all(|reply| !matches!(reply, Err(NodeError::Denied { .. }))) {
             return Ok(denials(&replied, key));
         }
     }
     // The user may not run ACL WHOAMI or ACL DRYRUN: sends the commands themselves.
-    let mut requests = Pipeline::with_capacity(COMMANDS.len());
-    for (name, arguments) in COMMANDS {
-        requests.cmd(name).arg(with_key(arguments, key));
-    }
-    let replied: Replies<{ COMMANDS.len() }> = replies(&requests, connection).await?;
+    let replied: Replies<{ COMMANDS.len() }> = send(connection, &[]).await?;
     Ok(denials(&replied, key))
 }
 

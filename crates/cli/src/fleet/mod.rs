@@ -1,20 +1,26 @@
 //! The state of every node. Each node is asked separately, so that the snapshot includes broken
 //! nodes, replicas and servers without the module.
 //!
-//! - [`node`]: the connection to one node, and the requests to it.
-//! - [`info`]: its replies to INFO.
+//! - [`Node`]: the connection to one node, and the requests to it. [`info`]: its replies to INFO.
 //! - [`snapshot`]: all nodes, and which of them a client counts. Every subcommand that shows the
 //!   state of the nodes shows such a snapshot. Also what to do about a node that is not counted.
 
 pub(crate) mod info;
-mod node;
 pub(crate) mod snapshot;
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
+use quorlock_client::{connect_or_explain, read_error};
+use quorlock_core::client::NodeError;
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, Pipeline, RedisError, Value, cmd,
+};
+use tokio::sync::Mutex;
 
-pub(crate) use self::node::{Node, Replies, query, replies};
+use self::info::Info;
 pub(crate) use self::snapshot::{Facts, NodeReport, Snapshot, State, advice, unwritable_advice};
 use crate::endpoint::Endpoint;
 use crate::nodes::{NodeArgs, NodeSettings};
@@ -78,5 +84,159 @@ impl Fleet {
     /// Runs `work` at the same time for every node. Returns the results in the nodes' order.
     pub(crate) async fn each<T>(&self, work: impl AsyncFn(&Node) -> T) -> Vec<T> {
         join_all(self.nodes.iter().map(|node| work(node))).await
+    }
+}
+
+/// How many times one report reads the node's clock. Only the fastest reply counts.
+const PROBES: usize = 3;
+
+/// A node. The connection to it is kept until it fails.
+#[derive(Clone)]
+pub(crate) struct Node {
+    name: Arc<str>,
+    client: Result<Client, NodeError>,
+    limit: Duration,
+    connection: Arc<Mutex<Option<MultiplexedConnection>>>,
+}
+
+impl Node {
+    /// `limit` is how long one call of [`ask`](Self::ask) may take.
+    fn new(name: &str, client: Result<Client, NodeError>, limit: Duration) -> Self {
+        Self { name: name.into(), client, limit, connection: Arc::default() }
+    }
+
+    async fn report(&self) -> NodeReport {
+        let answer = self.ask(async |connection| facts(connection).await).await;
+        NodeReport { name: self.name.to_string(), answer }
+    }
+
+    /// Runs `work` on a connection to the node within the time limit. If a kept connection is
+    /// broken, connects again and repeats `work`.
+    pub(crate) async fn ask<T>(
+        &self,
+        work: impl AsyncFn(&mut MultiplexedConnection) -> Result<T, NodeError>,
+    ) -> Result<T, NodeError> {
+        let client = self.client.as_ref().map_err(Clone::clone)?;
+        let mut kept = self.connection.lock().await;
+        // Takes the connection out, so that it is not used again if `work` exceeds the limit or the
+        // caller is dropped.
+        let old = kept.take();
+        let asking = async {
+            if let Some(mut connection) = old {
+                match work(&mut connection).await {
+                    // Connects again: the server may have been restarted in the meantime.
+                    Err(NodeError::Down { .. }) => {}
+                    other => return Ok((connection, other)),
+                }
+            }
+            let mut connection = connect(client).await?;
+            let result = work(&mut connection).await;
+            Ok((connection, result))
+        };
+        let asked = tokio::time::timeout(self.limit, asking).await;
+        let (connection, result) = asked.map_err(|_| NodeError::timed_out(self.limit))??;
+        *kept = Some(connection);
+        result
+    }
+}
+
+async fn connect(client: &Client) -> Result<MultiplexedConnection, NodeError> {
+    // No limits here: the one in [`Node::ask`] covers connecting and all replies.
+    let config =
+        AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+    connect_or_explain(client, &config, connect_error).await
+}
+
+async fn facts(connection: &mut MultiplexedConnection) -> Result<Facts, NodeError> {
+    let mut requests = Pipeline::with_capacity(3);
+    requests.cmd("INFO");
+    // A separate request: a plain INFO omits the sections of modules, and a server before Redis 7
+    // accepts only one section.
+    requests.cmd("INFO").arg("lock");
+    requests.cmd("CONFIG").arg("GET").arg("lock.*");
+    let [info, of_lock, configs] = replies(&requests, connection).await?;
+    let text = |reply| String::from_redis_value(reply).map_err(|_| NodeError::UnexpectedReply);
+    let info = Info::parse(&format!("{}\n{}", text(info?)?, text(of_lock?)?));
+    // A user that may not read the configuration still gets the other facts.
+    let configs =
+        configs.ok().and_then(|reply| Vec::<(String, String)>::from_redis_value(reply).ok());
+    let config = |name: &str| {
+        let (_, value) = configs.as_ref()?.iter().find(|(key, _)| key == name)?;
+        value.parse().ok()
+    };
+    let (max_clock_skew_ms, max_waiters) =
+        (config("lock.max-clock-skew"), config("lock.max-waiters"));
+    let (round_trip, clock_offset_us) = probe(connection).await?;
+    Ok(Facts { info, max_clock_skew_ms, max_waiters, round_trip, clock_offset_us })
+}
+
+/// Measures the round trip and the offset of the node's clock. The offset is `None` if the user may
+/// not run TIME.
+async fn probe(
+    connection: &mut MultiplexedConnection,
+) -> Result<(Duration, Option<i64>), NodeError> {
+    let mut best: Option<(Duration, Option<i64>)> = None;
+    for _ in 0..PROBES {
+        let (sent_us, sent) = (wall_us(), Instant::now());
+        let reply: Result<(i64, i64), _> = cmd("TIME").query_async(connection).await;
+        let round_trip = sent.elapsed();
+        let offset_us = match reply {
+            Ok((seconds, us)) => Some(offset_us(sent_us, round_trip, seconds * 1_000_000 + us)),
+            // This error is also an answer, and took one round trip.
+            Err(error) if error.code() == Some("NOPERM") => None,
+            Err(error) => return Err(read_error(&error)),
+        };
+        if best.is_none_or(|(fastest, _)| round_trip < fastest) {
+            best = Some((round_trip, offset_us));
+        }
+    }
+    best.ok_or(NodeError::UnexpectedReply)
+}
+
+/// This machine's wall clock in microseconds since 1970.
+fn wall_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// Returns how far a remote clock is ahead of this machine's. Takes the remote clock as read in the
+/// middle of the round trip, so the result is wrong by at most half a round trip.
+fn offset_us(sent_us: i64, round_trip: Duration, remote_us: i64) -> i64 {
+    let half = i64::try_from(round_trip.as_micros() / 2).unwrap_or(i64::MAX);
+    remote_us.saturating_sub(sent_us.saturating_add(half))
+}
+
+pub(crate) type Replies<const N: usize> = [Result<Value, NodeError>; N];
+
+/// Sends several commands in one pipeline. An error of one command does not affect the others.
+pub(crate) async fn replies<const N: usize>(
+    requests: &Pipeline,
+    connection: &mut MultiplexedConnection,
+) -> Result<Replies<N>, NodeError> {
+    let replies = connection.send_packed_commands(requests, 0, N).await;
+    let replies = replies.map_err(|error| read_error(&error))?;
+    let replies: [Value; N] = replies.try_into().map_err(|_| NodeError::UnexpectedReply)?;
+    Ok(replies.map(|reply| reply.extract_error().map_err(|error| read_error(&error))))
+}
+
+pub(crate) async fn query<T: FromRedisValue>(
+    connection: &mut MultiplexedConnection,
+    words: &[&str],
+) -> Result<T, NodeError> {
+    let mut command = redis::Cmd::new();
+    command.arg(words).query_async(connection).await.map_err(|error| read_error(&error))
+}
+
+fn connect_error(error: &RedisError) -> NodeError {
+    let reason = error.to_string();
+    if error.kind() == ErrorKind::AuthenticationFailed {
+        return NodeError::Denied { reason };
+    }
+    match read_error(error) {
+        NodeError::UnexpectedReply => NodeError::Down { reason },
+        NodeError::Down { .. } if reason.contains("invalid peer certificate") => {
+            NodeError::Misconfigured { reason }
+        }
+        other => other,
     }
 }

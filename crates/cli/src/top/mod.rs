@@ -9,8 +9,8 @@ mod terminal;
 mod view;
 
 use std::ffi::OsString;
-use std::io::{IsTerminal as _, stdout};
-use std::os::unix::ffi::OsStringExt as _;
+use std::io::{self, IsTerminal as _, stdout};
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -86,13 +86,7 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
     let stop = listen(Signal::TSTP).context("cannot listen for signals")?;
     let (mut stop, mut continued, mut resized) =
         (stop, listen(Signal::CONT)?, listen(Signal::WINCH)?);
-    let mut moments = start_gathering(GatherOptions {
-        nodes,
-        fleet,
-        pattern: args.pattern.into_vec(),
-        node_timeout: args.fleet.node_timeout,
-        interval_min: args.interval,
-    });
+    let mut moments = start_gathering(args, nodes, fleet)?;
     let _screen = Screen::open()?;
     let mut keys = terminal::keys();
     let mut app = App::default();
@@ -123,52 +117,43 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Which nodes to ask, for which locks, and how often.
-struct GatherOptions {
-    nodes: NodeSettings,
-    fleet: Fleet,
-    pattern: Vec<u8>,
-    node_timeout: Duration,
-    /// The load of the nodes may require a longer interval.
-    interval_min: Duration,
-}
-
 /// Starts a thread that asks the nodes again and again, so that replies with thousands of locks do
 /// not delay the handling of key presses. It takes at most a hundredth of a node's time. It ends
 /// after it has sent an error, or when the receiver is dropped.
-fn start_gathering(options: GatherOptions) -> Receiver<anyhow::Result<Moment>> {
+fn start_gathering(
+    args: Top,
+    nodes: NodeSettings,
+    fleet: Fleet,
+) -> io::Result<Receiver<anyhow::Result<Moment>>> {
     // One snapshot is drawn while the next one is made.
     let (sender, receiver) = mpsc::channel(1);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        match runtime {
-            Ok(runtime) => runtime.block_on(async {
-                if let Err(error) = ask(&options, &sender).await {
-                    let _ = sender.send(Err(error)).await;
-                }
-            }),
-            Err(error) => {
-                let _ = sender.blocking_send(Err(error.into()));
+        runtime.block_on(async {
+            if let Err(error) = ask(&args, &nodes, &fleet, &sender).await {
+                let _ = sender.send(Err(error)).await;
             }
-        }
+        });
     });
-    receiver
+    Ok(receiver)
 }
 
 async fn ask(
-    options: &GatherOptions,
+    args: &Top,
+    nodes: &NodeSettings,
+    fleet: &Fleet,
     sender: &Sender<anyhow::Result<Moment>>,
 ) -> anyhow::Result<()> {
-    let GatherOptions { nodes, fleet, pattern, node_timeout, interval_min } = options;
-    let quorum =
-        nodes.connect_within((*node_timeout).min(CONNECT_LIMIT), Some(*node_timeout)).await?;
+    let node_timeout = args.fleet.node_timeout;
+    let quorum = nodes.connect_within(node_timeout.min(CONNECT_LIMIT), Some(node_timeout)).await?;
     let mut spent_before = fleet.each(ask_spent).await;
     loop {
         let started = Instant::now();
-        let (locks, nodes) =
-            join(quorum.scan(pattern.as_slice(), LISTED_MAX), fleet.gather()).await;
+        let locks = quorum.scan(args.pattern.as_bytes(), LISTED_MAX);
+        let (locks, nodes) = join(locks, fleet.gather()).await;
         let spent_now = fleet.each(ask_spent).await;
-        let interval = interval(*interval_min, &spent_before, &spent_now);
+        // The load of the nodes may require a longer interval than that of the option.
+        let interval = interval(args.interval, &spent_before, &spent_now);
         spent_before = spent_now;
         let (locks, problem) = match locks.map(rows_of) {
             Ok((locks, problem)) => (Some(locks), problem),

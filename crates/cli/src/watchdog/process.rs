@@ -17,8 +17,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::DESCRIPTORS;
-use super::wire::{self, Begin, Instruction, ReleaseOrder, Report};
+use super::{Begin, DESCRIPTORS, Instruction, ReleaseOrder, Report, send};
 use crate::process_tree::ProcessTree;
 use crate::system;
 use crate::system::Signals;
@@ -125,7 +124,7 @@ impl Watchdog {
 
     /// Returns `false` if `quorlock run` is gone.
     fn send_report(&self, report: Report) -> bool {
-        wire::send(&self.reports, &report)
+        send(&self.reports, &report)
     }
 }
 
