@@ -20,16 +20,9 @@ pub(super) struct Moment {
     pub(super) interval: Duration,
     pub(super) nodes: Snapshot,
     /// `None` if no node listed its locks.
-    pub(super) locks: Option<Locks>,
+    pub(super) locks: Option<Vec<Lock>>,
     /// Why some locks are missing, if any are.
     pub(super) problem: Option<String>,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Locks {
-    pub(super) rows: Vec<Lock>,
-    /// What the nodes answered about the lock of each row.
-    listed: Vec<ListedLock>,
 }
 
 /// A lock as a row. All its texts are escaped for the terminal.
@@ -45,10 +38,13 @@ pub(super) struct Lock {
     pub(super) waiters: u64,
     /// The number of nodes that have a lease on the key.
     pub(super) nodes: usize,
+    /// What the nodes answered; `None` in tests.
+    pub(super) listed: Option<ListedLock>,
 }
 
 impl Lock {
-    fn new(ListedLock { key, lock: inspection, .. }: &ListedLock) -> Self {
+    fn new(listed: ListedLock) -> Self {
+        let inspection = &listed.lock;
         let summary = Summary::of(inspection);
         let leases = || leases(inspection);
         let label = match &inspection.state {
@@ -68,7 +64,7 @@ impl Lock {
             Verdict::Divided => "divided",
         };
         Self {
-            name: escape_short(key),
+            name: escape_short(&listed.key),
             owner: match summary.held {
                 Some(held) if held.holders > 1 => format!("{} +{}", owner(label), held.holders - 1),
                 _ => owner(label),
@@ -81,12 +77,13 @@ impl Lock {
             },
             waiters: summary.waiters,
             nodes: leases().count(),
+            listed: Some(listed),
         }
     }
 }
 
 /// Returns the locks of a list, and why some are missing.
-pub(super) fn rows_of(list: LockList) -> (Locks, Option<String>) {
+pub(super) fn rows_of(list: LockList) -> (Vec<Lock>, Option<String>) {
     let mut problems = Vec::new();
     if list.is_truncated {
         let shown = list.locks.len();
@@ -96,7 +93,7 @@ pub(super) fn rows_of(list: LockList) -> (Locks, Option<String>) {
     problems
         .extend(failed.map(|(node, error)| format!("{node}: {}", escape_short(error.to_string()))));
     let problem = (!problems.is_empty()).then(|| problems.join("; "));
-    (Locks { rows: list.locks.iter().map(Lock::new).collect(), listed: list.locks }, problem)
+    (list.locks.into_iter().map(Lock::new).collect(), problem)
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -148,7 +145,7 @@ pub(super) enum Action {
 #[derive(Debug, Default)]
 pub(super) struct App {
     pub(super) moment: Option<Moment>,
-    pub(super) locks: Locks,
+    pub(super) locks: Vec<Lock>,
     pub(super) listed_at: Option<Instant>,
     /// Grants and refusals per second of each node; `None` unless the last two snapshots have its
     /// counters.
@@ -247,7 +244,7 @@ impl App {
 
     /// Filters and sorts the rows again, and selects the lock with this name among them.
     fn rebuild_rows(&mut self, selected: Option<&str>) {
-        let locks = &self.locks.rows;
+        let locks = &self.locks;
         let matches =
             |lock: &Lock| lock.name.contains(&self.filter) || lock.owner.contains(&self.filter);
         self.rows = (0..locks.len()).filter(|&row| matches(&locks[row])).collect();
@@ -268,12 +265,7 @@ impl App {
 
     /// The selected lock; `None` if no row is shown.
     pub(super) fn selected_lock(&self) -> Option<&Lock> {
-        self.locks.rows.get(*self.rows.get(self.selected)?)
-    }
-
-    /// What the nodes answered about the selected lock.
-    pub(super) fn selected_details(&self) -> Option<&ListedLock> {
-        self.locks.listed.get(*self.rows.get(self.selected)?)
+        self.locks.get(*self.rows.get(self.selected)?)
     }
 
     fn selected_name(&self) -> Option<String> {
@@ -317,6 +309,7 @@ pub(super) mod tests {
             left: Some(Duration::from_secs(left)),
             waiters,
             nodes: 2,
+            listed: None,
         }
     }
 
@@ -325,7 +318,7 @@ pub(super) mod tests {
             at: Instant::now(),
             interval: Duration::from_secs(1),
             nodes: Snapshot::new(voting(3)),
-            locks: Some(Locks { rows: locks, listed: Vec::new() }),
+            locks: Some(locks),
             problem: None,
         }
     }
@@ -352,7 +345,7 @@ pub(super) mod tests {
     }
 
     fn keys(app: &App) -> String {
-        app.rows.iter().map(|&row| app.locks.rows[row].name.as_str()).collect()
+        app.rows.iter().map(|&row| app.locks[row].name.as_str()).collect()
     }
 
     #[test]

@@ -76,13 +76,13 @@ pub(super) fn lines(app: &mut App, now: Instant, columns: usize, rows: usize) ->
     app.first = app.first.clamp((app.selected + 1).saturating_sub(app.page), app.selected);
     app.first = app.first.min(app.rows.len().saturating_sub(app.page));
     let elapsed = now.saturating_duration_since(app.listed_at.unwrap_or(now));
-    let details = app.selected_details().filter(|_| app.shows_details);
-    if let Some(lock) = details {
+    let details = app.selected_lock().filter(|_| app.shows_details);
+    if let Some(lock) = details.and_then(|lock| lock.listed.as_ref()) {
         let text = locks::text(&lock.key, &lock.lock, &Summary::of(&lock.lock));
         lines.extend(text.lines().take(app.page + 1).map(|line| style(line, PLAIN)));
     } else {
         let visible = app.rows.iter().skip(app.first).take(app.page);
-        let visible: Vec<_> = visible.map(|&row| &app.locks.rows[row]).collect();
+        let visible: Vec<_> = visible.map(|&row| &app.locks[row]).collect();
         let lock_rows = visible.iter().map(|lock| lock_row(lock, elapsed, snapshot.nodes.len()));
         let lock_rows: Vec<_> = std::iter::once(lock_heading(app)).chain(lock_rows).collect();
         let mut shown = fitted(&lock_rows, &LOCK_FIT, columns).into_iter();
@@ -109,7 +109,7 @@ pub(super) fn lines(app: &mut App, now: Instant, columns: usize, rows: usize) ->
 
 fn title(app: &App, moment: &Moment, now: Instant) -> String {
     let (voting, nodes) = (moment.nodes.voting(), moment.nodes.nodes.len());
-    let all = app.locks.rows.len();
+    let all = app.locks.len();
     let locks = with_plural(all as u64, "lock");
     let locks = match app.rows.len() {
         shown if shown == all => locks,
