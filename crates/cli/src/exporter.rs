@@ -189,7 +189,7 @@ fn add_state_metrics(metrics: &mut Metrics, snapshot: &Snapshot) {
             _ => state.error().map(name_of_check).unwrap_or_default().to_owned(),
         };
         let mut labels = labels(node);
-        labels.extend([("state", state.word().to_owned()), ("reason", reason)]);
+        labels.extend([("state", state.word()), ("reason", reason)]);
         (labels, 1.0)
     });
     metrics.gauge("node_state", "1 for the state that the node is in, with the reason", states);

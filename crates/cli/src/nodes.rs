@@ -272,7 +272,7 @@ impl NodeArgs {
             (Some(cert), Some(key)) => {
                 warn_if_readable_by_others(key);
                 Some(Identity {
-                    chain: read_certificate(cert)?,
+                    chain: read_pem(cert, "CERTIFICATE")?,
                     key: read_pem(key, "PRIVATE KEY")?,
                 })
             }
@@ -293,7 +293,8 @@ impl NodeArgs {
                  rediss://host:port"
             );
         }
-        Ok(Certificates { roots: cacert.map(read_certificate).transpose()?, identity })
+        let roots = cacert.map(|path| read_pem(path, "CERTIFICATE")).transpose()?;
+        Ok(Certificates { roots, identity })
     }
 }
 
@@ -422,10 +423,6 @@ fn read_password(path: &Path) -> anyhow::Result<String> {
     ensure!(!password.contains('\n'), "the password file {shown} has several lines: leave one");
     warn_if_readable_by_others(path);
     Ok(password.to_owned())
-}
-
-fn read_certificate(path: &Path) -> anyhow::Result<String> {
-    read_pem(path, "CERTIFICATE")
 }
 
 /// Reads a file in PEM that has a section of this kind.

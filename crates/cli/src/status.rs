@@ -123,29 +123,3 @@ fn cells(node: &NodeReport, state: &State) -> Vec<String> {
         or_dash(facts.and_then(|facts| facts.clock_offset_us).map(signed_time)),
     ]
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fleet::snapshot::tests::{facts, module, voting};
-    use crate::output::width;
-
-    #[test]
-    fn no_line_is_wider_than_100_columns() {
-        let mut nodes = voting(3);
-        for node in &mut nodes {
-            node.name = format!("a-host-with-a-long-name.of-a-long-domain.example:{}", node.name);
-            facts(node).info.server = "valkey 10.100.100-rc1".into();
-            facts(node).clock_offset_us = Some(-3_600_000_000);
-            module(node).leases = 10_000_000;
-            facts(node).info.hello.set = quorlock_core::node_set::SetReport::Set(
-                "a-set-with-quite-a-long-name 1 1,2,3".parse().unwrap(),
-            );
-        }
-        nodes[1].answer = Err(quorlock_core::client::NodeError::ErrorReply("word ".repeat(100)));
-        let text = table(&Snapshot::new(nodes));
-        assert!(text.lines().all(|line| width(line) <= COLUMNS), "{text}");
-        assert!(text.contains("…"), "{text}");
-        assert!(text.contains("lock-2:6379"), "the end of an address tells nodes apart: {text}");
-    }
-}

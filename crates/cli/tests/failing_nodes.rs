@@ -72,9 +72,15 @@ fn inspect_and_list_end_in_time_without_a_majority() {
 }
 
 #[test]
-fn status_shows_that_the_healthy_node_votes() {
+fn status_and_doctor_show_the_healthy_node_and_end_within_two_time_limits() {
     let nodes = two_hung_nodes();
-    let output = on(&nodes, "status").args(["--node-timeout", "2s"]).output().unwrap();
+    let limited = |subcommand: &str| {
+        let started = Instant::now();
+        let output = on(&nodes, subcommand).args(["--node-timeout", "2s"]).output().unwrap();
+        assert!(started.elapsed() < 2 * Duration::from_secs(2), "{:?}", started.elapsed());
+        output
+    };
+    let output = limited("status");
     assert_eq!(code(output.status), 122);
     let text = stdout(&output);
     let state = |index: usize| {
@@ -83,15 +89,7 @@ fn status_shows_that_the_healthy_node_votes() {
     };
     assert_eq!([state(0), state(1), state(2)], ["down", "down", "voting"], "{text}");
     assert!(text.contains("1 of 3 nodes vote; a majority is 2"), "{text}");
-}
-
-#[test]
-fn doctor_ends_within_two_time_limits() {
-    let nodes = two_hung_nodes();
-    let limit = Duration::from_secs(2);
-    let started = Instant::now();
-    let output = on(&nodes, "doctor").args(["--node-timeout", "2s"]).output().unwrap();
-    assert!(started.elapsed() < 2 * limit, "{:?}", started.elapsed());
+    let output = limited("doctor");
     assert_eq!(code(output.status), 2, "{}", stdout(&output));
     assert_contains(stdout(&output), "no answer within 2000 ms");
 }
@@ -143,7 +141,7 @@ const COMMAND_LINES: [&[&str]; 8] = [
 ];
 
 #[test]
-fn error_text_of_a_node_can_neither_control_the_terminal_nor_imitate_a_message() {
+fn error_of_a_node_neither_controls_the_terminal_nor_imitates_messages() {
     for words in COMMAND_LINES {
         let text = printed(CONTROL_CODES, words);
         assert!(text.contains("owned"), "{words:?} does not show the error: {text:?}");

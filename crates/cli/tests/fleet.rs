@@ -232,20 +232,6 @@ fn missing_rights_are_found_with_and_without_dryrun() {
     }
 }
 
-/// The user of docs/operations/security.md, with only the rights for locks.
-#[test]
-fn user_of_the_documentation_has_all_rights() {
-    let nodes = healthy();
-    let page = include_str!("../../../docs/operations/security.md");
-    let line = page.lines().find(|line| line.starts_with("user locker on")).unwrap();
-    for node in &nodes {
-        let words: Vec<_> = line.split_whitespace().skip(1).collect();
-        redis::cmd("ACL").arg("SETUSER").arg(words).exec(&mut node.connection()).unwrap();
-    }
-    let urls = urls_with(&nodes, "user=locker&pass=a-long-password");
-    assert_eq!(checks(&urls, &["--lock", "orders/1"]), (vec![], 1));
-}
-
 /// Nodes with a password. A command that restarts a node writes its host to a file, and the test
 /// does the rest.
 struct Fleet {

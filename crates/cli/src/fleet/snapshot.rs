@@ -69,11 +69,8 @@ impl State {
     }
 
     /// The name of the state without a space, for programs.
-    pub(crate) fn word(&self) -> &'static str {
-        match self {
-            Self::NotCounted(_) => "not_counted",
-            other => other.name(),
-        }
+    pub(crate) fn word(&self) -> String {
+        self.name().replace(' ', "_")
     }
 
     /// The error of a node that does not answer or is not counted.
