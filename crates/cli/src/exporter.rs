@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, CONTENT_TYPE};
+use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, VARY};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, http};
@@ -113,9 +113,12 @@ impl Exporting {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, PATH) => {
                 let Gathered { snapshot, took, .. } = self.gather().await;
-                let text = "text/plain; version=0.0.4; charset=utf-8";
-                let metrics = render(&snapshot, took);
-                response.header(CONTENT_TYPE, text).body(metrics)
+                let accept = request.headers().get_all(ACCEPT).iter();
+                let accept: Vec<_> = accept.filter_map(|value| value.to_str().ok()).collect();
+                let format = Format::accepted(&accept.join(","));
+                let response = response.header(CONTENT_TYPE, format.content_type());
+                let metrics = render(&snapshot, took, format);
+                response.header(VARY, "accept").body(metrics)
             }
             (&Method::GET | &Method::HEAD, "/") => {
                 let text = "text/plain; charset=utf-8";
@@ -133,13 +136,16 @@ impl Exporting {
 /// Names and values of labels. No value may be a key, an owner or a token.
 type Labels = Vec<(&'static str, String)>;
 
-/// Formats the metrics of a snapshot in the text format of Prometheus.
-fn render(snapshot: &Snapshot, took: Duration) -> String {
-    let mut metrics = Metrics(String::new());
+/// Writes the metrics of a snapshot.
+fn render(snapshot: &Snapshot, took: Duration, format: Format) -> String {
+    let mut metrics = Metrics { text: String::new(), format };
     add_fleet_metrics(&mut metrics, snapshot, took);
     add_state_metrics(&mut metrics, snapshot);
     add_figures(&mut metrics, snapshot);
-    metrics.0
+    match format {
+        Format::Text => metrics.text,
+        Format::OpenMetrics => metrics.text + "# EOF\n",
+    }
 }
 
 fn add_fleet_metrics(metrics: &mut Metrics, snapshot: &Snapshot, took: Duration) {
@@ -256,10 +262,14 @@ fn add_figures(metrics: &mut Metrics, snapshot: &Snapshot) {
 }
 
 /// The metrics that are written so far.
-struct Metrics(String);
+struct Metrics {
+    text: String,
+    format: Format,
+}
 
 impl Metrics {
     fn gauge(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (Labels, f64)>) {
+        // A float has a point in the format `OpenMetrics`.
         let samples = values.into_iter().map(|(labels, value)| (labels, format!("{value:?}")));
         self.add(name, help, "gauge", samples);
     }
@@ -271,14 +281,19 @@ impl Metrics {
         kind: &str,
         samples: impl Iterator<Item = (Labels, String)>,
     ) {
+        // The older format names a counter as its samples.
+        let metric = match self.format {
+            Format::Text => name,
+            Format::OpenMetrics => name.trim_end_matches("_total"),
+        };
         let mut heading =
-            format!("# HELP quorlock_{name} {help}.\n# TYPE quorlock_{name} {kind}\n");
+            format!("# HELP quorlock_{metric} {help}.\n# TYPE quorlock_{metric} {kind}\n");
         for (labels, value) in samples {
-            self.0 += &std::mem::take(&mut heading);
+            self.text += &std::mem::take(&mut heading);
             let labels =
                 labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escape(value)));
             let labels = labels.collect::<Vec<_>>().join(",");
-            self.0.extend(["quorlock_", name, "{", &labels, "} ", &value, "\n"]);
+            self.text.extend(["quorlock_", name, "{", &labels, "} ", &value, "\n"]);
         }
     }
 }
@@ -297,6 +312,48 @@ fn number(count: usize) -> f64 {
     count as f64
 }
 
+/// How the metrics are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    /// The older format, which every tool for Prometheus reads.
+    Text,
+    OpenMetrics,
+}
+
+impl Format {
+    /// Chooses the format that the header Accept prefers. Without a preference, it is the older
+    /// one, as in the libraries of Prometheus.
+    fn accepted(header: &str) -> Self {
+        let quality = |types: &[&str], version: &str| {
+            let qualities = header.split(',').filter_map(|entry| {
+                let mut parts = entry.split(';').map(str::trim);
+                let media_type = parts.next()?.to_ascii_lowercase();
+                let mut quality = 1.0;
+                for (name, value) in parts.filter_map(|part| part.split_once('=')) {
+                    match name.trim().to_ascii_lowercase().as_str() {
+                        "q" => quality = value.trim().parse().unwrap_or(0.0),
+                        "version" if value.trim().trim_matches('"') != version => return None,
+                        _ => {}
+                    }
+                }
+                types.contains(&&*media_type).then_some(quality)
+            });
+            qualities.fold(0.0_f64, f64::max)
+        };
+        let open_metrics = quality(&["application/openmetrics-text"], "1.0.0");
+        let text = quality(&["text/plain", "text/*", "*/*"], "0.0.4");
+        if open_metrics > 0.0 && open_metrics >= text { Self::OpenMetrics } else { Self::Text }
+    }
+
+    /// The HTTP content type.
+    fn content_type(self) -> &'static str {
+        match self {
+            Self::Text => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -309,7 +366,7 @@ mod tests {
         facts(&mut nodes[1]).info.hello.is_replica = true;
         module(&mut nodes[2]).unwritable = Some("memory-full".into());
         nodes[2].name = "a\"\\b\n".into();
-        let text = render(&Snapshot::new(nodes), Duration::from_millis(5));
+        let text = render(&Snapshot::new(nodes), Duration::from_millis(5), Format::OpenMetrics);
         for line in [
             "quorlock_nodes{} 3.0",
             "quorlock_gathering_seconds{} 0.005",
@@ -321,6 +378,31 @@ mod tests {
             r#"quorlock_node_state{node="a\"\\b\n",state="unwritable",reason="memory-full"} 1.0"#,
         ] {
             assert!(text.lines().any(|have| have == line), "no {line} in {text}");
+        }
+    }
+
+    #[test]
+    fn format_is_the_one_that_the_client_prefers() {
+        // Prometheus 2.42, 3.0 and with a protocol of its own choice.
+        let prometheus_2 = "application/openmetrics-text;version=1.0.0,\
+             application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+        let prometheus_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
+             application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
+        let text_first =
+            "text/plain;version=0.0.4;q=0.6,application/openmetrics-text;version=1.0.0;q=0.5";
+        for (accept, format) in [
+            (prometheus_2, Format::OpenMetrics),
+            (prometheus_3, Format::OpenMetrics),
+            (text_first, Format::Text),
+            ("text/plain; version=0.0.4", Format::Text),
+            ("application/openmetrics-text; version=1.0.0; charset=utf-8", Format::OpenMetrics),
+            ("Application/OpenMetrics-Text", Format::OpenMetrics),
+            ("application/openmetrics-text;version=2.0.0", Format::Text),
+            ("application/openmetrics-text;q=0, text/plain;q=0", Format::Text),
+            ("*/*", Format::Text),
+            ("", Format::Text),
+        ] {
+            assert_eq!(Format::accepted(accept), format, "{accept}");
         }
     }
 }

@@ -31,22 +31,28 @@ impl Exporter {
     }
 
     fn scrape(&self) -> String {
-        get(self.address, "/metrics", 200)
+        assert_status(self.address, "/metrics", 200)
     }
 }
 
-/// Asserts that the response to a GET request has this status. Returns its body.
-#[track_caller]
-fn get(address: SocketAddr, path: &str, status: u16) -> String {
+/// Sends a GET request with these lines of the head, each of which ends in CRLF. Returns the head
+/// of the response and its body.
+fn get(address: SocketAddr, path: &str, lines: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     // In HTTP/1.0, the response has no chunks.
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n{lines}\r\n").unwrap();
     let mut reply = String::new();
     stream.read_to_string(&mut reply).unwrap();
     let (head, body) = reply.split_once("\r\n\r\n").unwrap_or((&reply, ""));
+    (head.to_owned(), body.to_owned())
+}
+
+#[track_caller]
+fn assert_status(address: SocketAddr, path: &str, status: u16) -> String {
+    let (head, body) = get(address, path, "");
     assert!(head.starts_with(&format!("HTTP/1.0 {status} ")), "{head}");
-    body.to_owned()
+    body
 }
 
 #[track_caller]
@@ -62,8 +68,6 @@ fn scrape_has_the_state_and_the_counters_of_each_node() {
     let acquire = ["LOCK.ACQUIRE", "a-secret-key", "a-secret-token", "60000", "OWNER", "an-owner"];
     exec(&nodes[0], &acquire);
     let text = exporter.scrape();
-    let checked = with_input(Command::new("promtool").args(["check", "metrics"]), &text);
-    assert_eq!((code(checked.status), stdout(&checked), stderr(&checked)), (0, "", ""), "{text}");
     assert_has(&text, &format!("quorlock_node_leases{{node=\"{}\"}} 1.0", names[0]));
     assert_has(&text, &format!("quorlock_node_grants_total{{node=\"{}\"}} 1", names[0]));
     assert_has(&text, &format!("quorlock_node_grants_total{{node=\"{}\"}} 0", names[1]));
@@ -82,8 +86,8 @@ fn scrape_has_the_state_and_the_counters_of_each_node() {
         exporter.scrape().contains("voting_nodes{} 3.0")
     });
 
-    get(exporter.address, "/", 200);
-    get(exporter.address, "/other", 404);
+    assert_status(exporter.address, "/", 200);
+    assert_status(exporter.address, "/other", 404);
     exporter.process.signal(Signal::TERM);
     assert_eq!(code(exporter.process.wait_for_end().status), 0);
 }
@@ -132,7 +136,7 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
     proxy.hold(Direction::ToServer);
     thread::scope(|scope| {
         for _ in 0..SCRAPES {
-            scope.spawn(|| get(address, "/metrics", 200));
+            scope.spawn(|| assert_status(address, "/metrics", 200));
         }
         eventually(PATIENCE, "the node is asked", || proxy.waiting_bytes(Direction::ToServer) > 0);
         // The pause lets the other scrapes arrive. A scrape after `heal` would ask the node again.
@@ -142,6 +146,31 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
     let asked = info_calls() - before - 1;
     assert!(asked < SCRAPES * INFOS_PER_SCRAPE / 2, "{asked}");
     assert_eq!(proxy.connections(), connections, "one connection is kept");
+}
+
+#[test]
+fn client_gets_the_format_that_it_accepts() {
+    let nodes = Nodes::start_with(3, |_, node| node.tcp()).unwrap();
+    let exporter = Exporter::start(&nodes.urls(), &[]);
+    let accepting = |accept: &str| {
+        let line = format!("Accept: {accept}\r\n");
+        get(exporter.address, "/metrics", &line)
+    };
+    let (head, text) = accepting("text/plain; version=0.0.4");
+    assert!(head.contains("content-type: text/plain; version=0.0.4; charset=utf-8"), "{head}");
+    assert_has(&text, "# TYPE quorlock_node_grants_total counter");
+    assert!(!text.contains("# EOF"), "{text}");
+    let (head, open_metrics) = accepting("application/openmetrics-text; version=1.0.0");
+    assert!(head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{head}");
+    assert_has(&open_metrics, "# TYPE quorlock_node_grants counter");
+    assert!(open_metrics.ends_with("# EOF\n"), "{open_metrics}");
+
+    // promtool reads the older format.
+    let mut promtool = Command::new("promtool");
+    let promtool = promtool.args(["check", "metrics"]);
+    let output = with_input(promtool, &text);
+    assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "", ""), "{text}");
+    assert_ne!(code(with_input(promtool, &open_metrics).status), 0);
 }
 
 fn contrib(path: &str) -> PathBuf {
