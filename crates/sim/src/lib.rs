@@ -13,8 +13,6 @@
 mod catalogue;
 pub mod fleet;
 mod model;
-mod search;
 
-pub use catalogue::{Check, Size, models, mutants};
+pub use catalogue::{Check, Outcome, Size, Verdict, models, mutants, run, run_all};
 pub use model::{Action, Answers, Message, Model, Property};
-pub use search::{Outcome, Verdict, run, run_all};

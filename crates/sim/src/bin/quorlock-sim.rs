@@ -3,23 +3,19 @@
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::Parser;
-use quorlock_sim::fleet::{
-    Comparison, LockKind, Mutant, Plan, Report, SeveralKeysCost, comparisons, run,
-    several_keys_cost,
-};
+use quorlock_sim::fleet::{LockKind, Mutant, Plan, Report, run};
 
 /// Runs whole fleets of clients and nodes under a virtual clock, with faults that a seed draws.
 ///
 /// Exits with 1 if a checker finds a violation, or if a mutant is caught by no seed.
 #[derive(Parser)]
 #[command(name = "quorlock-sim", version)]
-#[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 struct Args {
     /// Run one seed, of exclusive locks unless --kind names another kind, and print its report
-    #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "from", "mutants", "compare"])]
+    #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "from", "mutants"])]
     seed: Option<u64>,
 
     /// Print the trace of the run
@@ -40,7 +36,7 @@ struct Args {
     kind: Option<LockKind>,
 
     /// Remove all faults from the plans
-    #[arg(long, conflicts_with_all = ["mutants", "compare"])]
+    #[arg(long, conflicts_with = "mutants")]
     no_faults: bool,
 
     /// Break this rule, which the checkers must notice
@@ -50,10 +46,6 @@ struct Args {
     /// For each mutant, or only for the one of --mutant, find the first seed that catches it
     #[arg(long)]
     mutants: bool,
-
-    /// Compare runs with and without each rule about waiting
-    #[arg(long, conflicts_with_all = ["mutants", "mutant", "kind", "seeds", "from"])]
-    compare: bool,
 }
 
 fn parse_kind(name: &str) -> Result<LockKind, String> {
@@ -71,17 +63,12 @@ fn parse_mutant(name: &str) -> Result<Mutant, String> {
 }
 
 fn main() -> ExitCode {
-    let Args { seed, trace, seeds, from, kind, no_faults, mutant, mutants, compare } =
-        Args::parse();
+    let Args { seed, trace, seeds, from, kind, no_faults, mutant, mutants } = Args::parse();
     if mutants {
         let is_wanted = |m: &Mutant| {
             mutant.is_none_or(|only| only == *m) && kind.is_none_or(|kind| m.kind() == kind)
         };
         return first_seeds(from, seeds, is_wanted);
-    }
-    if compare {
-        print_comparisons();
-        return ExitCode::SUCCESS;
     }
     let plan = |kind, seed| {
         let plan = Plan::draw_of(kind, seed);
@@ -101,34 +88,6 @@ fn main() -> ExitCode {
     let kinds = kind.map_or(LockKind::ALL.to_vec(), |kind| vec![kind]);
     let bad = kinds.into_iter().filter(|&kind| !all_pass(kind, from, seeds, &plan)).count();
     if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-/// Prints what each rule about waiting achieves, and how much locks of two keys slow down locks of
-/// one key.
-fn print_comparisons() {
-    println!("| rule | case | with it | without it |\n|---|---|---|---|");
-    for Comparison { rule, case, with, without } in comparisons() {
-        println!("| {rule} | {case} | {with} | {without} |");
-    }
-    println!(
-        "\n| clients rest for | locks of single keys alone | beside locks of two keys | locks of two keys | waits for one key | waits for two keys |"
-    );
-    println!("|---|---:|---:|---:|---|---|");
-    for rest_ms in [0, 20, 100] {
-        let SeveralKeysCost { alone, beside, several, single_waits, several_waits } =
-            several_keys_cost(rest_ms, 120);
-        let waits = |(mean, longest): (Duration, Duration)| {
-            let (mean, longest) = (mean.as_secs_f64() * 1000.0, longest.as_secs_f64() * 1000.0);
-            format!("mean {mean:.0} ms, longest {longest:.0} ms, {:.1} ×", longest / mean)
-        };
-        println!(
-            "| 0 to {rest_ms} ms | {alone} | {beside}, {}.{:02} × | {several} | {} | {} |",
-            beside / alone,
-            beside * 100 / alone % 100,
-            waits(single_waits),
-            waits(several_waits)
-        );
-    }
 }
 
 /// Prints the first seed that catches each mutant.
@@ -169,7 +128,7 @@ fn all_pass(
                     }
                     let report = run(&plan(kind, seed), false);
                     commands.fetch_add(report.commands, Ordering::Relaxed);
-                    locks.fetch_add(report.locks(), Ordering::Relaxed);
+                    locks.fetch_add(report.locks, Ordering::Relaxed);
                     if let Some(what) = report.violation {
                         bad.fetch_add(1, Ordering::Relaxed);
                         println!("{} {seed}: {what:.200}", kind.name());
@@ -186,25 +145,4 @@ fn all_pass(
         seeds * 60 / seconds
     );
     bad == 0
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::error::ErrorKind;
-
-    use super::*;
-
-    #[test]
-    fn comparison_refuses_options_that_it_would_ignore() {
-        let options =
-            [["--mutant", "LateRelease"], ["--kind", "shared"], ["--seeds", "5"], ["--from", "5"]];
-        for option in options {
-            let error = |words: &[&str]| {
-                Args::try_parse_from([words, &option].concat()).err().map(|error| error.kind())
-            };
-            assert_eq!(error(&["quorlock-sim"]), None, "{option:?}");
-            let conflict = Some(ErrorKind::ArgumentConflict);
-            assert_eq!(error(&["quorlock-sim", "--compare"]), conflict, "{option:?}");
-        }
-    }
 }

@@ -22,13 +22,6 @@ pub(super) struct Caller {
     number: u64,
     /// What the caller will do with its present lock; `None` before the first call.
     usage: Option<Usage>,
-    pub(super) locks: u64,
-    pub(super) longest_wait: Ns,
-    pub(super) waited: Ns,
-    /// When the last call began.
-    pub(super) began: Ns,
-    /// The set of keys that the caller always uses, if the plan says so.
-    pub(super) fixed_key_set: Option<usize>,
 }
 
 /// What a caller does. The number is that of the call or the lock.
@@ -62,17 +55,7 @@ enum End {
 
 impl Caller {
     pub(super) fn new(seed: u64) -> Self {
-        Self {
-            rng: StdRng::seed_from_u64(seed),
-            state: State::Resting,
-            number: 0,
-            usage: None,
-            locks: 0,
-            longest_wait: 0,
-            waited: 0,
-            began: 0,
-            fixed_key_set: None,
-        }
+        Self { rng: StdRng::seed_from_u64(seed), state: State::Resting, number: 0, usage: None }
     }
 
     pub(super) fn is_finished(&self) -> bool {
@@ -121,7 +104,7 @@ impl Caller {
         if first > 0 && self.chance(first) {
             return 0;
         }
-        self.fixed_key_set.unwrap_or_else(|| self.rng.random_range(0..plan.key_sets.len()))
+        self.rng.random_range(0..plan.key_sets.len())
     }
 }
 
@@ -156,7 +139,6 @@ impl Process {
         }
         let plan = Arc::clone(&world.plan);
         let this = &mut self.callers[caller];
-        this.began = world.now;
         let habits = &plan.habits;
         let usage = Usage {
             held_for: this.between(habits.hold),
@@ -177,7 +159,9 @@ impl Process {
             && let Some(detached) = world.detached.pop()
         {
             this.usage = Some(usage);
-            let call = self.attach(caller, detached.key_set, &detached.spec, detached.token, world);
+            let DetachedLock { key_set, token, spec } = detached;
+            let at_once = (Some(Duration::ZERO), false);
+            let call = self.call(caller, (key_set, spec), at_once, Some(token), world);
             self.callers[caller].state = State::Calling(call);
             return;
         }
@@ -205,7 +189,7 @@ impl Process {
         if let Err(error) = spec.check() {
             world.violate(format!("a plan has an impossible lock: {error}"));
         }
-        let call = self.call(caller, key_set, &Arc::new(spec), wait, renews, world);
+        let call = self.call(caller, (key_set, Arc::new(spec)), (wait, renews), None, world);
         self.callers[caller].state = State::Calling(call);
         if cancels {
             self.wake_caller(caller, world.now + cancel_after, world);
@@ -217,12 +201,7 @@ impl Process {
         match result {
             CallerResult::Acquired { caller, lock } => {
                 let this = &mut self.callers[caller];
-                this.locks += 1;
-                let wait = world.now - this.began;
-                this.waited += wait;
-                this.longest_wait = this.longest_wait.max(wait);
-                world.longest_pause = world.longest_pause.max(world.now - world.last_acquired_at);
-                world.last_acquired_at = world.now;
+                world.locks += 1;
                 this.state = State::Holding(lock);
                 let part = this.time_until_next_step();
                 self.wake_caller(caller, world.now + part, world);
@@ -272,7 +251,7 @@ impl Process {
                 self.caller_rests(caller, world);
             }
             End::Detach => {
-                let key_set = self.lock(lock).map_or(0, |lock| lock.key_set);
+                let key_set = self.lock(lock).map_or(0, |lock| lock.call.key_set);
                 if let Some((token, spec)) = self.detach(lock, world) {
                     world.detached.push(DetachedLock { key_set, token, spec });
                 }

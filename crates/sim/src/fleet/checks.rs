@@ -7,13 +7,14 @@ use quorlock_core::Fence;
 use quorlock_core::client::{Keys, Mode, Reason, Spec};
 use quorlock_core::quorum::{ExtensionVerdict, LossReason, Majority, Ownership};
 
-use super::claims::{Claim, ClaimKind};
+use super::claims::{Claim, ClaimKind, MachineId};
 use super::clock::{MS, Ns, SECOND};
 use super::plan::{FaultKind, LockKind, Plan};
-use super::process::{Call, Lock, MachineId, Process};
-use super::simulation::SAMPLE_EVERY;
-use super::world::{FailedCall, Note, ReleasedLock, World};
+use super::process::{Lock, Process};
+use super::world::{Call, FailedCall, Note, ReleasedLock, World};
 
+/// Interval between two checks of the whole fleet.
+pub(super) const SAMPLE_EVERY: Ns = 250 * MS;
 /// A pause that ends this long after a request was sent may end before the time of the node.
 const SHORT_PAUSE: Ns = 62 * MS;
 
@@ -63,7 +64,7 @@ impl Checks {
                     self.check_exclusion(lock, world, processes);
                     self.check_overtakes_nobody(lock, world, processes);
                     self.held.push(lock);
-                    self.check_permits(lock, world, processes);
+                    self.record_together(lock, world, processes);
                     self.grants_since_meeting += 1;
                     self.check_held_on_majority(lock, world, processes);
                 }
@@ -81,10 +82,10 @@ impl Checks {
                     }
                 }
                 Note::Detached(lock) => self.forget(lock),
-                Note::Failed(call) => {
-                    check_own_pause(&call, processes, world);
-                    if call.reason == Reason::Held && !call.attached {
-                        self.check_refusal(&call, world);
+                Note::Failed(failed) => {
+                    check_own_pause(&failed, processes, world);
+                    if failed.reason == Reason::Held && failed.call.attaches.is_none() {
+                        self.check_refusal(&failed, world);
                     }
                 }
             }
@@ -161,19 +162,15 @@ impl Checks {
         }
     }
 
-    /// Checks that a semaphore has no more holders than permits. Also records the largest number of
-    /// locks of one set of keys that are held together.
-    fn check_permits(&self, id: MachineId, world: &mut World, all: &[Process]) {
+    /// Records the largest number of locks of one set of keys that are held together.
+    fn record_together(&self, id: MachineId, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, id) else { return };
         let is_of_set = |&&other: &&MachineId| {
-            held_lock(world, all, other).is_some_and(|other| other.key_set == lock.key_set)
+            held_lock(world, all, other)
+                .is_some_and(|other| other.call.key_set == lock.call.key_set)
         };
         let together = self.held.iter().filter(is_of_set).count();
         world.most_together = world.most_together.max(together);
-        let permits = world.plan.key_indexes[lock.key_set].len();
-        if world.plan.any_sets.contains(&lock.key_set) && together > permits {
-            world.violate(format!("{together} holders of a semaphore with {permits} permits"));
-        }
     }
 
     /// Checks that a call overtakes no other call that was in line on a majority when it began, and
@@ -185,10 +182,10 @@ impl Checks {
         let Some(lock) = lock_of(all, id) else { return };
         let plan = Arc::clone(&world.plan);
         let key = match lock.keys[..] {
-            [key] if !lock.was_attached => key,
+            [key] if lock.call.attaches.is_none() => key,
             _ => return,
         };
-        let (began, mode) = (lock.call_started, lock.hold.mode());
+        let (began, mode) = (lock.call.started, lock.hold.mode());
         for (other, call) in all.iter().flat_map(Process::calls) {
             let spec = &call.spec;
             let may_share = mode == Mode::Shared && spec.mode == Mode::Shared;
@@ -258,14 +255,15 @@ impl Checks {
     }
 
     /// Checks a call that failed with `Held`: claims of other calls must have left no majority.
-    fn check_refusal(&self, call: &FailedCall, world: &mut World) {
+    fn check_refusal(&self, failed: &FailedCall, world: &mut World) {
         let plan = Arc::clone(&world.plan);
-        let &FailedCall { id, key_set, mode, started, had_time, .. } = call;
+        let &FailedCall { id, ref call, had_time, .. } = failed;
+        let &Call { key_set, started, ref asked_at, .. } = call;
         let (keys, majority) = (&plan.key_indexes[key_set], self.majority.size());
-        let Some(asked_at) = &call.asked_at else {
+        if !call.has_asked {
             world.violate(format!("{id} reports Held, but has not asked any node"));
             return;
-        };
+        }
         let (claims, now) = (&world.claims, world.now);
         let has_revocations =
             plan.faults.iter().any(|fault| matches!(fault.kind, FaultKind::Revoke { .. }));
@@ -274,7 +272,7 @@ impl Checks {
             keys.iter().any(|&key| claims.has_any_between(key, (started, now), is_writer));
         // A reader can join other readers, unless a writer has a claim on any node, or an operator
         // may have revoked the lock.
-        let joins_readers = mode == Mode::Shared && !has_writer && !has_revocations;
+        let joins_readers = call.spec.mode == Mode::Shared && !has_writer && !has_revocations;
         let is_other = |node: usize, claim: &Claim| {
             if joins_readers && claim.mode == Mode::Shared && claim.kind != ClaimKind::Waiter {
                 return false;
@@ -466,16 +464,16 @@ impl Checks {
 ///
 /// After a pause that ends about when the time of a node ends, no timer is late, so the call cannot
 /// know of the pause.
-fn check_own_pause(call: &FailedCall, processes: &[Process], world: &mut World) {
+fn check_own_pause(failed: &FailedCall, processes: &[Process], world: &mut World) {
     let plan = Arc::clone(&world.plan);
-    let resumed_at = processes[call.id.process].resumed_at;
-    for &(node, sent_at, limit) in &call.silent {
+    let resumed_at = processes[failed.id.process].resumed_at;
+    for &(node, sent_at, limit) in &failed.silent {
         let ended_at_limit = resumed_at.abs_diff(sent_at + limit) <= LATE_TIMER;
         let was_late = resumed_at > sent_at + SHORT_PAUSE || resumed_at + SHORT_PAUSE < world.now;
         let had_time = was_late && !ended_at_limit && 2 * plan.round_trip < world.now - sent_at;
-        let process = call.id.process;
-        if had_time && plan.was_only_paused(process, node, call.started, world.now) {
-            let id = call.id;
+        let process = failed.id.process;
+        if had_time && plan.was_only_paused(process, node, failed.call.started, world.now) {
+            let id = failed.id;
             world.violate(format!("{id} counts n{node} as silent, but only p{process} paused"));
         }
     }

@@ -2,11 +2,18 @@
 //! compare them with the reports of clients.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use quorlock_core::client::{Mode, Token};
 
 use super::clock::{MS, Ns, SECOND};
-use super::process::MachineId;
+
+/// Identifies a state machine among those of all processes. A lock keeps the number of its call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct MachineId {
+    pub(super) process: usize,
+    pub(super) number: u64,
+}
 
 pub(super) struct Claims {
     /// The claims by node and key.
@@ -52,6 +59,18 @@ const FORGET_BEYOND: usize = 256;
 const LATE: Ns = 2 * SECOND;
 /// An attempt that fails holds a node for less than this, unless messages are slow.
 const ATTEMPT_MAX: Ns = 100 * MS;
+
+impl fmt::Display for MachineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "p{}/{}", self.process, self.number)
+    }
+}
+
+impl Claim {
+    pub(super) fn new(kind: ClaimKind, (token, mode): (Token, Mode), now: Ns, until: Ns) -> Self {
+        Self { token, kind, mode, since: now, until, asked_at: now }
+    }
+}
 
 impl Claims {
     pub(super) fn new(nodes: usize, keys: usize) -> Self {

@@ -1,10 +1,42 @@
-//! The queue of future events of a run, ordered by time.
+//! The queue of future events of a run, ordered by time, and the messages between processes and
+//! nodes.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+use quorlock_core::client::{Request, Response, Spec};
 
 use super::clock::Ns;
-use super::network::{Conn, Down, Up};
+
+/// The index of a connection. No index is used twice.
+pub(super) type Conn = usize;
+
+/// A message from a process to a node, or to the host of the node.
+#[derive(Debug)]
+pub(super) enum Up {
+    Connect,
+    Hello,
+    Request(Box<Packet>),
+    Close,
+}
+
+/// A request, and the description of its lock.
+#[derive(Debug)]
+pub(super) struct Packet {
+    pub(super) request: Request,
+    pub(super) spec: Arc<Spec>,
+}
+
+/// A message to a process from a node, or from the host of the node.
+#[derive(Debug)]
+pub(super) enum Down {
+    Connected,
+    Refused,
+    Hello { run_id: Arc<str> },
+    Response(Response),
+    Closed,
+}
 
 #[derive(Debug)]
 pub(super) enum Event {

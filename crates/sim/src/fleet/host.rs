@@ -3,18 +3,17 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use quorlock_core::Ttl;
 use quorlock_core::client::{Command, Mode, NodeError, Response, Token};
 use quorlock_core::node::memory_server::{Name, Server};
 use quorlock_core::node::{
     self, BlockedId, CommandError, FenceError, Now, Reply, Settings, WaitReply,
 };
-use quorlock_core::{Fence, Ttl};
 use std::time::Duration;
 
 use super::claims::{Claim, ClaimKind};
 use super::clock::{NodeClock, Ns, SECOND};
-use super::events::Event;
-use super::network::{Conn, Down, Packet, Up};
+use super::events::{Conn, Down, Event, Packet, Up};
 use super::world::World;
 
 /// Time after which a process notices that the host at the other end of a connection is off.
@@ -279,15 +278,8 @@ impl World {
             if known {
                 self.claims.end(node, key, token, ClaimKind::Foreign, self.now, until);
             } else if has_restarted || !is_unknown {
-                let mode = Mode::Exclusive;
-                let claim = Claim {
-                    token,
-                    kind: ClaimKind::Foreign,
-                    mode,
-                    since: self.now,
-                    until,
-                    asked_at: self.now,
-                };
+                let holder = (token, Mode::Exclusive);
+                let claim = Claim::new(ClaimKind::Foreign, holder, self.now, until);
                 self.claims.begin(node, key, claim);
             }
         }
@@ -384,14 +376,7 @@ impl World {
                 continue;
             }
             self.check_joins_no_revoked_lock(node, key, mode);
-            let claim = Claim {
-                token,
-                kind: ClaimKind::Lease,
-                mode,
-                since: self.now,
-                until,
-                asked_at: self.now,
-            };
+            let claim = Claim::new(ClaimKind::Lease, (token, mode), self.now, until);
             self.claims.begin(node, key, claim);
         }
     }
@@ -421,16 +406,6 @@ impl World {
         let holder = (request.token, mode);
         host.next_blocked_id += 1;
         let blocked_id = BlockedId(host.next_blocked_id);
-        let acquire = |fence: Fence, wait: Duration| node::Acquire {
-            db,
-            keys: &names,
-            token: &token,
-            ttl,
-            mode,
-            owner: None,
-            fence: Some(fence),
-            wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
-        };
         let extend = |fence, new_token| node::Extend {
             db,
             keys: &names,
@@ -441,57 +416,57 @@ impl World {
             new_token,
         };
         let response = match request.command {
-            Command::Acquire { fence } => {
-                host.server.keys.client = None;
-                let command = node::Command::Acquire(acquire(fence, Duration::ZERO));
-                Some(match host.server.execute(now, &command) {
-                    Ok(Reply::Granted(fence)) => {
-                        self.claim_lease(node, &keys, holder, ttl, now);
-                        Response::Fence(fence)
-                    }
-                    other => refused(&other),
-                })
-            }
-            Command::Wait { fence, wait } => {
-                host.server.keys.client = Some(blocked_id);
-                let acquire = acquire(fence, wait);
-                let command = match spec.any {
-                    Some(_) => node::Command::AcquireAny(acquire),
-                    None => node::Command::Acquire(acquire),
+            Command::Acquire { fence }
+            | Command::AcquireAny { fence }
+            | Command::Wait { fence, .. } => {
+                let (wait, is_any) = match request.command {
+                    Command::Wait { wait, .. } => (Some(wait), spec.any.is_some()),
+                    Command::AcquireAny { .. } => (None, true),
+                    _ => (None, false),
                 };
+                host.server.keys.client = wait.map(|_| blocked_id);
+                let acquire = node::Acquire {
+                    db,
+                    keys: &names,
+                    token: &token,
+                    ttl,
+                    mode,
+                    owner: None,
+                    fence: Some(fence),
+                    wait_ms: u64::try_from(wait.unwrap_or_default().as_millis())
+                        .unwrap_or(u64::MAX),
+                };
+                let command = if is_any {
+                    node::Command::AcquireAny(acquire)
+                } else {
+                    node::Command::Acquire(acquire)
+                };
+                let waited = Duration::ZERO;
                 match host.server.execute(now, &command) {
                     Ok(Reply::Granted(fence)) => {
                         self.claim_lease(node, &keys, holder, ttl, now);
-                        Some(Response::FenceAfterWait { fence, waited: Duration::ZERO })
+                        Some(match wait {
+                            Some(_) => Response::FenceAfterWait { fence, waited },
+                            None => Response::Fence(fence),
+                        })
                     }
                     Ok(Reply::GrantedOne { fence, key }) => {
                         self.claim_lease(node, &keys[key..=key], holder, ttl, now);
-                        Some(Response::FenceAndKey { fence, waited: Duration::ZERO, key })
+                        Some(Response::FenceAndKey { fence, waited, key })
                     }
                     Ok(Reply::Waits) => {
-                        let (token, until) = (request.token, Ns::MAX);
+                        let token = request.token;
                         let blocked = Blocked { conn, token, keys: keys.clone(), ttl, mode };
                         host.blocked.insert(blocked_id, blocked);
                         for &key in &keys {
-                            let (kind, since) = (ClaimKind::Waiter, self.now);
-                            let claim = Claim { token, kind, mode, since, until, asked_at: since };
+                            let kind = ClaimKind::Waiter;
+                            let claim = Claim::new(kind, holder, self.now, Ns::MAX);
                             self.claims.begin(node, key, claim);
                         }
                         None
                     }
                     other => Some(refused(&other)),
                 }
-            }
-            Command::AcquireAny { fence } => {
-                host.server.keys.client = None;
-                let command = node::Command::AcquireAny(acquire(fence, Duration::ZERO));
-                Some(match host.server.execute(now, &command) {
-                    Ok(Reply::GrantedOne { fence, key }) => {
-                        self.claim_lease(node, &keys[key..=key], holder, ttl, now);
-                        Response::FenceAndKey { fence, waited: Duration::ZERO, key }
-                    }
-                    other => refused(&other),
-                })
             }
             Command::Extend { fence } => {
                 let command = node::Command::Extend(extend(fence, None));

@@ -1,43 +1,12 @@
 //! Connections between processes and nodes: ordered streams that faults delay, block and break.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use quorlock_core::client::{Request, Response, Spec};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::clock::{MS, Ns};
-use super::events::{Event, Events};
-
-/// The index of a connection. No index is used twice.
-pub(super) type Conn = usize;
-
-/// A message from a process to a node, or to the host of the node.
-#[derive(Debug)]
-pub(super) enum Up {
-    Connect,
-    Hello,
-    Request(Box<Packet>),
-    Close,
-}
-
-/// A request, and the description of its lock.
-#[derive(Debug)]
-pub(super) struct Packet {
-    pub(super) request: Request,
-    pub(super) spec: Arc<Spec>,
-}
-
-/// A message to a process from a node, or from the host of the node.
-#[derive(Debug)]
-pub(super) enum Down {
-    Connected,
-    Refused,
-    Hello { run_id: Arc<str> },
-    Response(Response),
-    Closed,
-}
+use super::events::{Conn, Down, Event, Events, Up};
 
 pub(super) struct Network {
     nodes: usize,

@@ -82,14 +82,10 @@ pub struct Plan {
     pub(super) mutant: Option<Mutant>,
     /// The spec of PINGs, which belong to no lock.
     pub(super) ping: Arc<Spec>,
-    /// Whether each caller always uses the same set of keys.
-    pub(super) one_set_each: bool,
     /// The interval of meetings, if there are any: moments at which all callers call.
     pub(super) meet_every: Option<Ns>,
     /// A node, and the interval at which one RELEASE to it is lost.
     pub(super) lost_release_every: Option<(usize, Ns)>,
-    /// Whether a violation is reported and ends the run.
-    pub(super) is_checked: bool,
 }
 
 /// The habits of the programs of a run.
@@ -243,10 +239,8 @@ impl Plan {
             faults: Vec::new(),
             mutant: None,
             ping: ping(),
-            one_set_each: false,
             meet_every: None,
             lost_release_every: None,
-            is_checked: true,
         };
         if rng.random_range(0..4) > 0 {
             this.draw_faults(rng);
@@ -265,50 +259,6 @@ impl Plan {
     /// Draws a plan with this mutant, and with locks of the kind that shows its harm.
     pub fn of_mutant(mutant: Mutant, seed: u64) -> Self {
         Self::draw_of(mutant.kind(), seed).with_mutant(mutant)
-    }
-
-    /// Returns a plan of clients that lock one key on five nodes, with messages that take 0.05 to
-    /// 0.4 ms, and without faults.
-    pub(super) fn of_clients(processes: usize, habits: &Habits, length: Ns) -> Self {
-        let names = vec!["key".to_owned()];
-        let key_indexes = vec![vec![0]];
-        Self {
-            seed: 1,
-            nodes: 5,
-            processes,
-            callers: 1,
-            key_sets: sets(&names, &key_indexes),
-            names,
-            key_indexes,
-            any_sets: Vec::new(),
-            kind: LockKind::Exclusive,
-            habits: habits.clone(),
-            wait_connections: limits::WAIT_CONNECTIONS_MAX,
-            max_waiters: 1000,
-            max_clock_skew_ms: 60_000,
-            rejoin_delay_ms: TTL_MAX_MS,
-            paths: vec![(50_000, 350_000); 5 * processes],
-            round_trip: 800_000,
-            client_ppm: vec![(0, 0); processes],
-            node_ppm: vec![0; 5],
-            length,
-            commands_max: u64::MAX,
-            faults: Vec::new(),
-            mutant: None,
-            ping: ping(),
-            one_set_each: true,
-            meet_every: None,
-            lost_release_every: None,
-            is_checked: false,
-        }
-    }
-
-    /// Replaces the keys by this number of keys, in sets of these indexes.
-    pub(super) fn with_sets(mut self, keys: usize, key_indexes: Vec<Vec<usize>>) -> Self {
-        self.names = (0..keys).map(|key| format!("key {key}")).collect();
-        self.key_sets = sets(&self.names, &key_indexes);
-        self.key_indexes = key_indexes;
-        self
     }
 
     #[must_use]

@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::caller::Caller;
-use super::checks::Checks;
+use super::checks::{Checks, SAMPLE_EVERY};
 use super::clock::{ClientClock, MS, NodeClock, Ns, SECOND};
 use super::events::Event;
 use super::host::{Host, State};
@@ -17,16 +17,13 @@ use super::mutant::Broken;
 use super::network::{Direction, Network, Path};
 use super::plan::{FaultKind, Plan, WALL_OFFSET_US};
 use super::process::Process;
-use super::trace::Trace;
-use super::world::World;
+use super::world::{Trace, World};
 use super::{Mutant, Report};
 
-/// Interval between two checks of the whole fleet.
-pub(super) const SAMPLE_EVERY: Ns = 250 * MS;
 /// Time that a process needs to read its sockets after a pause: less than `LATE_READ_PAUSE`.
 const READ_DELAY: Ns = 2 * MS;
 /// Time before which no caller calls: processes connect first.
-pub(super) const WARM_UP: Ns = SECOND;
+const WARM_UP: Ns = SECOND;
 
 struct Simulation {
     world: World,
@@ -82,12 +79,6 @@ impl Simulation {
                 ClientClock::new(raw_ppm, boot_ppm, offset, rng.random_range(wall_offsets.clone()));
             let mut process = Process::new(index, clock, rng.random(), &world);
             process.callers = (0..plan.callers).map(|_| Caller::new(rng.random())).collect();
-            if plan.one_set_each {
-                for (number, caller) in process.callers.iter_mut().enumerate() {
-                    caller.fixed_key_set =
-                        Some((index * plan.callers + number) % plan.key_sets.len());
-                }
-            }
             process
         });
         let processes = processes.collect();
@@ -108,7 +99,7 @@ impl Simulation {
     fn begin(&mut self, rng: &mut StdRng) {
         let plan = Arc::clone(&self.world.plan);
         for process in &mut self.processes {
-            process.begin(&mut self.world);
+            process.links_time_out(&mut self.world);
             for caller in 0..plan.callers {
                 let at = WARM_UP + rng.random_range(0..=plan.habits.rest.1);
                 let at = plan.next_meeting(at).unwrap_or(at);
@@ -355,23 +346,14 @@ impl Simulation {
     }
 
     fn report(self) -> Report {
-        let callers = || self.processes.iter().flat_map(|process| &process.callers);
-        let ended_at = self.ended_at.unwrap_or(self.world.now);
         Report {
             seed: self.world.plan.seed,
             violation: self.world.violation,
-            locks_of_each: callers().map(|caller| caller.locks).collect(),
-            waited_of_each: callers().map(|caller| Duration::from_nanos(caller.waited)).collect(),
-            longest_wait_of_each: callers()
-                .map(|caller| Duration::from_nanos(caller.longest_wait))
-                .collect(),
+            locks: self.world.locks,
             most_together: self.world.most_together,
-            longest_pause: Duration::from_nanos(self.world.longest_pause),
             commands: self.world.commands,
             events: self.events,
-            repairs: self.world.repairs,
             lasted: Duration::from_nanos(self.world.now),
-            called_for: Duration::from_nanos(ended_at.saturating_sub(WARM_UP)),
             trace: self.world.trace.into_lines(),
         }
     }

@@ -1,20 +1,29 @@
-//! The state that all parts of a run share: the time, the network, the nodes, and the facts for the
-//! checkers.
+//! The state that all parts of a run share: the time, the network, the nodes, the trace, and the
+//! facts for the checkers.
 
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
-use quorlock_core::client::{Mode, Reason, Spec, Token};
-use quorlock_core::quorum::{ExtensionVerdict, Ownership};
+use quorlock_core::client::{Reason, Spec, Token};
+use quorlock_core::quorum::{ExtensionVerdict, Moment, Ownership};
 
-use super::claims::Claims;
-use super::clock::Ns;
-use super::events::Events;
+use super::claims::{Claims, MachineId};
+use super::clock::{MS, Ns};
+use super::events::{Conn, Down, Events, Up};
 use super::host::Host;
-use super::network::{Conn, Down, Network, Up};
+use super::network::Network;
 use super::plan::Plan;
-use super::process::MachineId;
-use super::simulation::WARM_UP;
-use super::trace::Trace;
+
+/// Writes a line of the trace, if it was requested.
+macro_rules! trace {
+    ($world:expr, $($line:tt)*) => {
+        if $world.trace.is_on() {
+            let now = $world.now;
+            $world.trace.line(now, format_args!($($line)*));
+        }
+    };
+}
 
 pub(super) struct World {
     pub(super) now: Ns,
@@ -44,20 +53,66 @@ pub(super) struct World {
     /// Number of timers of processes that fired, and of messages that arrived at hosts.
     pub(super) activity: u64,
     pub(super) last_lease_at: Ns,
-    pub(super) repairs: u64,
     /// Number of RELEASEs that were lost because the plan says so.
     pub(super) releases_lost: u64,
     /// Largest number of locks of one set of keys that were held at the same time.
     pub(super) most_together: usize,
-    pub(super) last_acquired_at: Ns,
-    /// Longest time from one acquired lock to the next.
-    pub(super) longest_pause: Ns,
+    pub(super) locks: u64,
+}
+
+/// The trace of a run: one line for each important event.
+#[derive(Debug, Default)]
+pub(super) struct Trace {
+    /// `None` unless the trace was requested.
+    lines: Option<String>,
+}
+
+impl Trace {
+    pub(super) fn new(is_on: bool) -> Self {
+        Self { lines: is_on.then(String::new) }
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.lines.is_some()
+    }
+
+    pub(super) fn line(&mut self, now: Ns, line: fmt::Arguments<'_>) {
+        if let Some(lines) = &mut self.lines {
+            let _ = writeln!(lines, "{:>8}.{:06} {line}", now / MS, now % MS);
+        }
+    }
+
+    pub(super) fn into_lines(self) -> String {
+        self.lines.unwrap_or_default()
+    }
 }
 
 pub(super) struct DetachedLock {
     pub(super) key_set: usize,
     pub(super) token: Token,
     pub(super) spec: Arc<Spec>,
+}
+
+/// A call of a program, and what its process knows of it.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) spec: Arc<Spec>,
+    pub(super) key_set: usize,
+    pub(super) caller: usize,
+    pub(super) started: Ns,
+    /// When the call must have ended, unless it waits without a limit.
+    pub(super) due: Option<Moment>,
+    /// For each node: when the last request that it refused was sent.
+    pub(super) asked_at: Vec<Ns>,
+    /// When each request was sent, by number.
+    pub(super) sent: BTreeMap<u64, Ns>,
+    /// For each node: when the last request of any kind was sent to it.
+    pub(super) sent_at: Vec<Ns>,
+    /// Whether the call has sent any request.
+    pub(super) has_asked: bool,
+    pub(super) renews: bool,
+    /// The token of the detached lock, if the call attaches one.
+    pub(super) attaches: Option<Token>,
 }
 
 #[derive(Clone, Debug)]
@@ -84,15 +139,10 @@ pub(super) struct ReleasedLock {
 #[derive(Clone, Debug)]
 pub(super) struct FailedCall {
     pub(super) id: MachineId,
-    pub(super) key_set: usize,
-    pub(super) mode: Mode,
+    pub(super) call: Call,
     pub(super) reason: Reason,
-    pub(super) attached: bool,
-    pub(super) started: Ns,
     /// Whether the call ended clearly before its time limit.
     pub(super) had_time: bool,
-    /// When the call last asked each node. `None` if it asked no node.
-    pub(super) asked_at: Option<Vec<Ns>>,
     /// The nodes that count as silent, when the last request was sent to each, and its time limit.
     pub(super) silent: Vec<(usize, Ns, Ns)>,
 }
@@ -117,11 +167,9 @@ impl World {
             commands: 0,
             activity: 0,
             last_lease_at: 0,
-            repairs: 0,
             releases_lost: 0,
             most_together: 0,
-            last_acquired_at: WARM_UP,
-            longest_pause: 0,
+            locks: 0,
             plan: Arc::clone(plan),
         }
     }
@@ -140,12 +188,10 @@ impl World {
         }
     }
 
-    /// Records a violation if it is the first one, and if the plan is checked.
+    /// Records a violation if it is the first one.
     pub(super) fn violate(&mut self, what: String) {
         trace!(self, "VIOLATION: {what}");
-        if self.plan.is_checked {
-            self.violation.get_or_insert(what);
-        }
+        self.violation.get_or_insert(what);
     }
 
     /// Formats a token for a trace: its process, its call, and its first characters.

@@ -3,7 +3,6 @@
 mod use_of_locks;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 use std::sync::Arc;
 
 use quorlock_core::client::{
@@ -15,25 +14,18 @@ use quorlock_core::quorum::{Majority, Moment};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-pub(super) use self::use_of_locks::{Call, Lock};
+pub(super) use self::use_of_locks::Lock;
 use self::use_of_locks::{HeldLock, ReleaseTask};
 use super::caller::Caller;
+use super::claims::MachineId;
 use super::clock::{ClientClock, Ns};
-use super::events::Event;
-use super::network::{Conn, Down, Packet, Up};
-use super::world::World;
+use super::events::{Conn, Down, Event, Packet, Up};
+use super::world::{Call, World};
 
 /// Identifies the timer of the links.
 const LINKS: u64 = 0;
 /// Identifies the timer of a connection, after the connection's index is added.
 const CONNECTIONS: u64 = 1 << 62;
-
-/// Identifies a state machine among those of all processes. A lock keeps the number of its call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct MachineId {
-    pub(super) process: usize,
-    pub(super) number: u64,
-}
 
 pub(super) struct Process {
     pub(super) index: usize,
@@ -44,13 +36,9 @@ pub(super) struct Process {
     timers: BTreeMap<u64, Ns>,
     /// When the timer of a machine last fired, and how often it has fired again at that time.
     spins: BTreeMap<u64, (Ns, u32)>,
-    /// The shared connections, by node and number.
-    by_number: BTreeMap<(usize, u64), Conn>,
     connections: BTreeMap<Conn, Connection>,
     /// The idle wait connections, by node.
     idle_connections: Vec<Vec<Conn>>,
-    /// The connection of each WAIT, by the number of the request.
-    waits: BTreeMap<u64, Conn>,
     /// The calls that have not ended, the locks, and the releases, by number.
     pub(super) unended: BTreeMap<u64, Call>,
     locks: BTreeMap<u64, HeldLock>,
@@ -117,12 +105,6 @@ pub(super) enum CallerResult {
     Released { caller: usize },
 }
 
-impl fmt::Display for MachineId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "p{}/{}", self.process, self.number)
-    }
-}
-
 impl Random for SeededRandom {
     fn bits(&mut self) -> Option<u128> {
         Some(self.0.random())
@@ -172,10 +154,8 @@ impl Process {
             shard: Shard::new(limits::LOCAL_QUEUES_MAX),
             timers: BTreeMap::new(),
             spins: BTreeMap::new(),
-            by_number: BTreeMap::new(),
             connections: BTreeMap::new(),
             idle_connections: vec![Vec::new(); plan.nodes],
-            waits: BTreeMap::new(),
             unended: BTreeMap::new(),
             locks: BTreeMap::new(),
             releases: BTreeMap::new(),
@@ -191,15 +171,11 @@ impl Process {
         }
     }
 
-    pub(super) fn begin(&mut self, world: &mut World) {
-        self.links_time_out(world);
-    }
-
     fn machine_id(&self, machine: u64) -> MachineId {
         MachineId { process: self.index, number: machine }
     }
 
-    fn links_time_out(&mut self, world: &mut World) {
+    pub(super) fn links_time_out(&mut self, world: &mut World) {
         let now = self.shared.now(world.now);
         let Shared { client_state, random, .. } = &mut self.shared;
         self.links.handle_timeout(now, client_state, random);
@@ -210,18 +186,17 @@ impl Process {
         while let Some(action) = self.links.poll() {
             match action {
                 LinkAction::Connect { node, connection } => {
-                    let conn = self.connect(node, ConnectionKind::Shared(connection), world);
-                    self.by_number.insert((node, connection), conn);
+                    self.connect(node, ConnectionKind::Shared(connection), world);
                 }
                 LinkAction::Close { node, connection } => {
-                    if let Some(&conn) = self.by_number.get(&(node, connection)) {
+                    if let Some(conn) = self.shared_connection(node, connection) {
                         self.retire(conn, world);
                     }
                 }
                 LinkAction::Ping { node, connection } => {
                     let request = Request { token: Token::of_bits(0), command: Command::Ping };
                     let spec = Arc::clone(&world.plan.ping);
-                    if let Some(&conn) = self.by_number.get(&(node, connection)) {
+                    if let Some(conn) = self.shared_connection(node, connection) {
                         let sent = self.shared.now(world.now);
                         self.send_through(conn, InFlight::Ping(sent), request, spec, world);
                     }
@@ -249,6 +224,15 @@ impl Process {
         conn
     }
 
+    fn find(&self, is_it: impl Fn(&Connection) -> bool) -> Option<Conn> {
+        self.connections.iter().find(|(_, connection)| is_it(connection)).map(|(&conn, _)| conn)
+    }
+
+    fn shared_connection(&self, node: usize, number: u64) -> Option<Conn> {
+        let kind = ConnectionKind::Shared(number);
+        self.find(|connection| (connection.node, connection.kind) == (node, kind))
+    }
+
     /// Closes the connection as soon as nothing is in flight on it.
     fn retire(&mut self, conn: Conn, world: &mut World) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
@@ -259,10 +243,7 @@ impl Process {
     }
 
     fn close(&mut self, conn: Conn, world: &mut World) {
-        if let Some(connection) = self.connections.remove(&conn) {
-            if let ConnectionKind::Shared(number) = connection.kind {
-                self.by_number.remove(&(connection.node, number));
-            }
+        if self.connections.remove(&conn).is_some() {
             world.network.close(conn, world.now, &mut world.events);
         }
     }
@@ -313,8 +294,8 @@ impl Process {
         let (node, kind) = (connection.node, connection.kind);
         let Some(answered) = connection.in_flight.pop_front() else { return };
         let is_over = connection.is_retired && connection.in_flight.is_empty();
-        if let ConnectionKind::Wait(Some(number)) = kind {
-            self.stop_waiting(number, world);
+        if let ConnectionKind::Wait(Some(_)) = kind {
+            self.free(conn, world);
         }
         if is_over {
             self.close(conn, world);
@@ -341,13 +322,14 @@ impl Process {
             InFlight::Request(number) => Some(number),
             InFlight::Ping(_) => None,
         });
-        let mut failed: VecDeque<u64> = requests.collect();
+        let mut failed: Vec<u64> = requests.collect();
         let response = Response::Failed(error.clone());
         match kind {
             ConnectionKind::Shared(number) => {
-                self.by_number.remove(&(node, number));
                 if self.tells_machines_first {
-                    self.deliver_all(&mut failed, &response, world);
+                    for request in std::mem::take(&mut failed) {
+                        self.deliver(request, &response, world);
+                    }
                 }
                 let now = self.shared.now(world.now);
                 if is_ready {
@@ -360,18 +342,13 @@ impl Process {
             ConnectionKind::Wait(user) => {
                 self.idle_connections[node].retain(|&idle| idle != conn);
                 // The WAIT fails, sent or not.
-                failed.extend(user.filter(|number| self.waits.remove(number).is_some()));
-                failed.truncate(1);
+                failed = user.into_iter().collect();
             }
         }
-        self.deliver_all(&mut failed, &response, world);
-        self.settle(world);
-    }
-
-    fn deliver_all(&mut self, failed: &mut VecDeque<u64>, response: &Response, world: &mut World) {
-        while let Some(number) = failed.pop_front() {
-            self.deliver(number, response, world);
+        for request in failed {
+            self.deliver(request, &response, world);
         }
+        self.settle(world);
     }
 
     fn set_timer(&mut self, timer: u64, at: Option<Moment>, world: &mut World) {
@@ -430,7 +407,7 @@ impl Process {
         spec: Arc<Spec>,
         world: &mut World,
     ) {
-        if let Some(&conn) = self.by_number.get(&(node, connection)) {
+        if let Some(conn) = self.shared_connection(node, connection) {
             self.send_through(conn, InFlight::Request(number), request, spec, world);
         } else {
             let lost = Response::Failed(NodeError::connection_lost());
@@ -454,11 +431,9 @@ impl Process {
     /// Gets a connection for a WAIT.
     fn start_wait(&mut self, number: u64, node: usize, world: &mut World) {
         if let Some(conn) = self.idle_connections[node].pop() {
-            self.waits.insert(number, conn);
             return self.wait_through(number, conn, world);
         }
         let conn = self.connect(node, ConnectionKind::Wait(Some(number)), world);
-        self.waits.insert(number, conn);
         let due = self.shared.now(world.now).plus(limits::HANDSHAKE);
         self.set_timer(CONNECTIONS + conn as u64, Some(due), world);
     }
@@ -477,13 +452,19 @@ impl Process {
                 world.claims.assign(request.token, id);
                 self.send_through(conn, InFlight::Request(number), request, spec, world);
             }
-            None => self.stop_waiting(number, world),
+            None => self.free(conn, world),
         }
     }
 
     /// Frees the connection of a WAIT.
     fn stop_waiting(&mut self, number: u64, world: &mut World) {
-        let Some(conn) = self.waits.remove(&number) else { return };
+        let kind = ConnectionKind::Wait(Some(number));
+        if let Some(conn) = self.find(|connection| connection.kind == kind) {
+            self.free(conn, world);
+        }
+    }
+
+    fn free(&mut self, conn: Conn, world: &mut World) {
         match self.connections.get_mut(&conn) {
             Some(connection) if connection.is_ready && connection.in_flight.is_empty() => {
                 connection.kind = ConnectionKind::Wait(None);

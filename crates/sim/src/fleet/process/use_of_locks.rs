@@ -10,32 +10,11 @@ use quorlock_core::client::{
 };
 use quorlock_core::quorum::{Moment, Ownership};
 
-use super::{CallerResult, Process};
+use super::{CallerResult, ConnectionKind, Process};
+use crate::fleet::claims::MachineId;
 use crate::fleet::clock::{MS, Ns};
 use crate::fleet::plan::LockKind;
-use crate::fleet::process::MachineId;
-use crate::fleet::world::{FailedCall, Note, ReleasedLock, World};
-
-/// A call that has not ended.
-pub(in crate::fleet) struct Call {
-    pub(in crate::fleet) spec: Arc<Spec>,
-    pub(in crate::fleet) key_set: usize,
-    caller: usize,
-    pub(in crate::fleet) started: Ns,
-    /// When the call must have ended, unless it waits without a limit.
-    due: Option<Moment>,
-    /// For each node: when the last request that it refused was sent.
-    asked_at: Vec<Ns>,
-    /// When each request was sent, by number.
-    sent: BTreeMap<u64, Ns>,
-    /// For each node: when the last request of any kind was sent to it.
-    sent_at: Vec<Ns>,
-    /// Whether the call has sent any request.
-    has_asked: bool,
-    renews: bool,
-    /// The token of the detached lock, if the call attaches one.
-    pub(in crate::fleet) attaches: Option<Token>,
-}
+use crate::fleet::world::{Call, FailedCall, Note, ReleasedLock, World};
 
 /// A lock that a call acquired. It may have ended since.
 pub(in crate::fleet) struct Lock<'a> {
@@ -44,16 +23,11 @@ pub(in crate::fleet) struct Lock<'a> {
 }
 
 pub(in crate::fleet) struct HeldLock {
-    /// The keys that the call requested, as an index of `Plan::key_sets`.
-    pub(in crate::fleet) key_set: usize,
+    pub(in crate::fleet) call: Call,
     /// The keys that the lock took of the set, as indexes of `Plan::names`.
     pub(in crate::fleet) keys: Vec<usize>,
-    pub(in crate::fleet) was_attached: bool,
-    caller: usize,
-    pub(in crate::fleet) call_started: Ns,
     /// When the process acquired the lock.
     pub(in crate::fleet) since: Ns,
-    renews: bool,
     /// The round of extensions for whose verdict the caller waits.
     awaited_round: Option<u32>,
     round_began: Ns,
@@ -79,61 +53,37 @@ impl Deref for Lock<'_> {
 }
 
 impl Process {
-    /// Starts a call of a program. With a `wait` of `None`, the call waits without a limit.
+    /// Starts a call of a program: for a lock, or to attach the detached lock of a token. With a
+    /// `wait` of `None`, the call waits without a limit.
     pub(in crate::fleet) fn call(
         &mut self,
         caller: usize,
-        key_set: usize,
-        spec: &Arc<Spec>,
-        wait: Option<Duration>,
-        renews: bool,
+        (key_set, spec): (usize, Arc<Spec>),
+        (wait, renews): (Option<Duration>, bool),
+        attaches: Option<Token>,
         world: &mut World,
     ) -> u64 {
-        let (longest, now) = (self.longest_timeout(spec), self.shared.now(world.now));
+        let (longest, now) = (self.longest_timeout(&spec), self.shared.now(world.now));
         let due = wait.map(|wait| now.plus(wait.max(longest) + limits::CALL_GRACE));
         let mut ctx = self.shared.context(world.now);
-        let call = self.shard.call(Arc::clone(spec), wait, &mut ctx);
-        trace!(world, "p{}/{call} calls for {key_set} and waits for {wait:?}", self.index);
+        let number = match attaches {
+            None => self.shard.call(Arc::clone(&spec), wait, &mut ctx),
+            Some(old) => self.shard.attach(Arc::clone(&spec), old, &mut ctx),
+        };
         if renews {
-            self.shard.renew(call, &mut self.shared.context(world.now));
+            self.shard.renew(number, &mut ctx);
         }
-        self.add_call(call, caller, (key_set, spec), (due, renews, None), world);
-        call
-    }
-
-    /// Starts a call that attaches a detached lock.
-    pub(in crate::fleet) fn attach(
-        &mut self,
-        caller: usize,
-        key_set: usize,
-        spec: &Arc<Spec>,
-        old: Token,
-        world: &mut World,
-    ) -> u64 {
-        let longest = self.longest_timeout(spec);
-        let due = self.shared.now(world.now).plus(longest + limits::CALL_GRACE);
-        let mut ctx = self.shared.context(world.now);
-        let call = self.shard.attach(Arc::clone(spec), old, &mut ctx);
-        trace!(world, "p{}/{call} attaches {key_set}", self.index);
-        self.add_call(call, caller, (key_set, spec), (Some(due), false, Some(old)), world);
-        call
-    }
-
-    fn add_call(
-        &mut self,
-        number: u64,
-        caller: usize,
-        (key_set, spec): (usize, &Arc<Spec>),
-        (due, renews, attaches): (Option<Moment>, bool, Option<Token>),
-        world: &mut World,
-    ) {
-        let (spec, started) = (Arc::clone(spec), world.now);
-        let at = vec![started; world.plan.nodes];
+        if attaches.is_some() {
+            trace!(world, "p{}/{number} attaches {key_set}", self.index);
+        } else {
+            trace!(world, "p{}/{number} calls for {key_set} and waits for {wait:?}", self.index);
+        }
+        let at = vec![world.now; world.plan.nodes];
         let call = Call {
             spec,
             key_set,
             caller,
-            started,
+            started: world.now,
             due,
             asked_at: at.clone(),
             sent: BTreeMap::new(),
@@ -144,6 +94,7 @@ impl Process {
         };
         self.unended.insert(number, call);
         self.act(world);
+        number
     }
 
     pub(in crate::fleet) fn cancel(&mut self, call: u64, world: &mut World) {
@@ -204,8 +155,8 @@ impl Process {
             return;
         };
         let (token, due) = (hold.token(), self.longest_timeout(hold.spec()));
-        let (keys, renewed) = (lock.keys.clone(), lock.renews);
-        let (call_started, since) = (lock.call_started, lock.since);
+        let (keys, renewed) = (lock.keys.clone(), lock.call.renews);
+        let (call_started, since) = (lock.call.started, lock.since);
         let mut ctx = self.shared.context(world.now);
         let released = match caller {
             Some(_) => self.shard.release(number, &mut ctx),
@@ -311,13 +262,13 @@ impl Process {
                     trace!(world, "p{}/{number} extension: {verdict:?}", self.index);
                     let lock = self.machine_id(number);
                     let Some(held) = self.locks.get_mut(&number) else { continue };
-                    let (caller, round_began) = (held.caller, held.round_began);
+                    let (caller, round_began) = (held.call.caller, held.round_began);
                     world.notes.push(Note::Extended { lock, verdict, round_began });
                     if held.awaited_round.take_if(|awaited| *awaited <= round).is_some() {
                         self.results.push_back(CallerResult::Extended { caller, lock: number });
                     }
                 }
-                ShardAction::Repaired(is_held) => world.repairs += u64::from(is_held),
+                ShardAction::Repaired(_) => {}
                 ShardAction::Releases { release, by } => self.record_begin(release, by, world),
                 ShardAction::Released(release) => self.record_verdict(release, world),
                 ShardAction::ReleaseOver(release) => self.record_end(release, world),
@@ -383,21 +334,12 @@ impl Process {
         if world.plan.kind != LockKind::Exclusive {
             trace!(world, "{id} has {keys:?}, {:?}", spec.mode);
         }
-        let lock = HeldLock {
-            key_set,
-            keys,
-            was_attached: call.attaches.is_some(),
-            caller: call.caller,
-            call_started: call.started,
-            since: world.now,
-            renews: call.renews,
-            awaited_round: None,
-            round_began: world.now,
-        };
-        self.locks.insert(number, lock);
-        self.timers.remove(&number);
         world.notes.push(Note::Granted(id));
         self.results.push_back(CallerResult::Acquired { caller: call.caller, lock: number });
+        let (since, round_began) = (world.now, world.now);
+        let lock = HeldLock { call, keys, since, awaited_round: None, round_began };
+        self.locks.insert(number, lock);
+        self.timers.remove(&number);
     }
 
     fn record_failure(&mut self, number: u64, failure: &Failure, world: &mut World) {
@@ -413,18 +355,10 @@ impl Process {
         });
         let limit =
             self.shared.now(world.now).plus(Duration::from_nanos(4 * world.plan.round_trip));
-        world.notes.push(Note::Failed(FailedCall {
-            id,
-            key_set: call.key_set,
-            mode: call.spec.mode,
-            reason: failure.reason,
-            attached: call.attaches.is_some(),
-            started: call.started,
-            had_time: call.due.is_some_and(|due| !limit.has_reached(due)),
-            asked_at: call.has_asked.then_some(call.asked_at.clone()),
-            silent: silent.collect(),
-        }));
+        let had_time = call.due.is_some_and(|due| !limit.has_reached(due));
+        let (reason, silent) = (failure.reason, silent.collect());
         self.results.push_back(CallerResult::Failed { caller: call.caller });
+        world.notes.push(Note::Failed(FailedCall { id, call, reason, had_time, silent }));
     }
 
     /// Records a release that a call or a lock has begun by itself.
@@ -500,7 +434,11 @@ impl Process {
 
     /// Returns whether the process has no state machine and no WAIT.
     pub(in crate::fleet) fn is_idle(&self) -> bool {
-        self.shard.is_idle() && self.waits.is_empty()
+        self.shard.is_idle()
+            && !self
+                .connections
+                .values()
+                .any(|conn| matches!(conn.kind, ConnectionKind::Wait(Some(_))))
     }
 
     pub(in crate::fleet) fn describe(&self) -> String {
