@@ -1,19 +1,18 @@
-//! A lock after the win: the line in front, late grants, keys that the call does not keep, and the
-//! release while a WAIT is unanswered.
+//! A lock after the win: the line in front, late grants and other late answers, keys that the call
+//! does not keep, and the release while a WAIT is unanswered.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::scripted::{
-    LONG, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows, start,
+    LONG, ROUND_TRIP, ScriptedCall, Sent, TTL, down, granted, granted_after, held, ms, shows, start,
 };
-use crate::support::world::Sent;
 use quorlock_core::client::{
     Acquire, Command, Hold, HoldAction, NodeError, OutgoingRequest, Release, RequestId, Response,
     limits,
 };
-use quorlock_core::quorum::{ExtensionVerdict, Moment};
-use quorlock_core::{ClientRule, Fence};
+use quorlock_core::quorum::{ExtensionVerdict, Moment, Ownership};
+use quorlock_core::{ClientRule, Fence, break_rule};
 
 /// A lock that nodes 0 and 1 granted after a wait, and the unanswered WAIT on node 2.
 fn won_by_two() -> (ScriptedCall, Hold, RequestId) {
@@ -98,19 +97,6 @@ fn won_by_two_and_renewed() -> (ScriptedCall, Hold, RequestId) {
     (call, hold, third)
 }
 
-#[test]
-fn lock_that_has_ended_stands_nowhere() {
-    let (mut call, mut hold, _) = won_by_two_and_renewed();
-    let [id] = stand_in_front(&mut call, &mut hold)[..] else { panic!("one connection") };
-    hold.release(&call.ctx());
-    assert_eq!(hold.handle_wait_connection(id, &call.ctx()), None);
-
-    let (mut call, mut hold, third) = won_by_two_and_renewed();
-    let revoked = Response::Failed(NodeError::Revoked { left_ms: 500 });
-    hold.handle_response(third, &revoked, &call.ctx());
-    assert_eq!(stand_in_front(&mut call, &mut hold), [], "a repair would undo the revocation");
-}
-
 /// Runs a round of extensions in which the nodes answer in this order.
 fn extend(
     call: &mut ScriptedCall,
@@ -121,11 +107,22 @@ fn extend(
     for (node, response) in answers {
         hold.handle_response(RequestId { round, node }, &response, &call.ctx());
     }
-    let verdict = |action| match action {
-        HoldAction::Decided { verdict, .. } => Some(verdict),
+    decisions(hold).next().map(|(_, verdict)| verdict)
+}
+
+/// The rounds that are decided, and their verdicts.
+fn decisions(hold: &mut Hold) -> impl Iterator<Item = (u32, ExtensionVerdict)> {
+    std::iter::from_fn(|| hold.poll()).filter_map(|action| match action {
+        HoldAction::Decided { round, verdict } => Some((round, verdict)),
         _ => None,
-    };
-    std::iter::from_fn(|| hold.poll()).find_map(verdict)
+    })
+}
+
+/// The nodes that have granted the lock answer a round.
+fn answer_round(call: &mut ScriptedCall, hold: &mut Hold, round: u32, response: &Response) {
+    for node in [0, 1] {
+        hold.handle_response(RequestId { round, node }, response, &call.ctx());
+    }
 }
 
 fn is_extended(verdict: Option<ExtensionVerdict>) -> bool {
@@ -152,6 +149,52 @@ fn late_grant_counts_once_the_other_nodes_have_confirmed_the_lock() {
     shows(ClientRule::LateGrantCounts, || !counts_after(late, false));
     assert!(counts_after(late, true));
     assert!(counts_after(ms(10), false), "a grant in time");
+}
+
+#[test]
+fn downgrade_is_answered_by_its_own_round() {
+    let (mut call, mut hold, _) = won_by_two();
+    let extension = hold.extend(&call.ctx()).unwrap();
+    assert_eq!(hold.extend(&call.ctx()), Some(extension), "one round answers both calls");
+    let downgrade = hold.downgrade(&call.ctx()).unwrap();
+    assert!(downgrade > extension);
+    for round in [extension, downgrade] {
+        answer_round(&mut call, &mut hold, round, &granted());
+        let decided = decisions(&mut hold).map(|(round, _)| round).collect::<Vec<_>>();
+        let expected = if round == downgrade { vec![downgrade] } else { vec![] };
+        assert_eq!(decided, expected, "only the answers to the downgrade decide it");
+    }
+}
+
+/// A lock of which a majority answers an extension with `response`, after a pause of the process in
+/// which the time of the nodes has passed.
+fn after_late_answers(response: &Response, mutant: Option<ClientRule>) -> Ownership {
+    let (mut call, mut hold, _) = won_by_two();
+    call.at = TTL / 2;
+    let round = hold.extend(&call.ctx()).unwrap();
+    for at in [ms(900), ms(905)] {
+        call.at = at;
+        hold.handle_timeout(&call.ctx());
+    }
+    let uncertain = hold.ownership(call.ctx().now);
+    assert!(matches!(uncertain, Ownership::Uncertain(left) if left < ms(100)), "{uncertain:?}");
+    break_rule(mutant);
+    answer_round(&mut call, &mut hold, round, response);
+    break_rule(None);
+    hold.ownership(call.ctx().now)
+}
+
+#[test]
+fn late_majority_extends_the_lock_from_the_moment_of_sending() {
+    let left = ms(500 + 1000 - 12 - 905);
+    assert_eq!(after_late_answers(&granted(), None), Ownership::Held(left));
+    let mutant = after_late_answers(&granted(), Some(ClientRule::LateMajorityForgotten));
+    assert!(matches!(mutant, Ownership::Uncertain(_)), "{mutant:?}");
+}
+
+#[test]
+fn late_refusals_of_a_majority_end_the_lock() {
+    assert!(matches!(after_late_answers(&Response::No, None), Ownership::Lost(_)));
 }
 
 /// A lock that was won while the YIELD to node 0 was unanswered, and the ID of the YIELD.
@@ -351,18 +394,6 @@ fn release_is_repeated_until_the_wait_is_answered() {
     release.handle_response(wait, &Response::No, &call.ctx());
     assert!(!repeats_within(&mut call, &mut release, limits::PAUSE_MIN * 20));
     assert!(release.waits().all(|id| id.node != 0));
-}
-
-#[test]
-fn grant_to_a_call_that_has_ended_is_released() {
-    let (mut call, mut release, sent) = cancelled(ScriptedCall::in_line(LONG));
-    release.handle_response(sent.id, &Response::No, &call.ctx());
-    let wait = call.take_sent(0).id;
-    release.handle_response(wait, &granted_after(ms(1)), &call.ctx());
-    let again = sent_to_node_0(&mut release).unwrap();
-    assert_eq!(again.request.command, Command::Release);
-    release.handle_response(again.id, &Response::Yes, &call.ctx());
-    assert!(!repeats_within(&mut call, &mut release, limits::PAUSE_MIN * 20));
 }
 
 #[test]

@@ -133,31 +133,14 @@ fn equal_clocks_agree_without_a_second_round() {
 }
 
 #[test]
-fn node_whose_clock_is_far_ahead_prevents_no_lock() {
-    for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
-        let mut servers = nodes_with_equal_clocks(3);
-        servers[1].wall_ms += offset_ms;
-        assert_fences_grow_in_every_order(servers);
-    }
-}
-
-#[test]
-fn node_whose_clock_is_far_behind_prevents_no_lock() {
-    for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
-        let mut servers = nodes_with_equal_clocks(3);
-        servers[1].wall_ms -= offset_ms;
-        assert_fences_grow_in_every_order(servers);
-    }
-}
-
-#[test]
-fn node_that_has_just_started_prevents_no_lock_whatever_its_clock() {
-    for offset_ms in [0, 10 * SECOND_MS, 3600 * SECOND_MS] {
-        for ahead in [true, false] {
+fn node_with_a_wrong_clock_prevents_no_lock_even_after_its_start() {
+    for offset_ms in [-3_600_000, -10_000, 0, 10_000, 3_600_000] {
+        for restarts in [true, false] {
             let mut servers = nodes_with_equal_clocks(3);
-            let wall_ms = servers[1].wall_ms;
-            servers[1].wall_ms = if ahead { wall_ms + offset_ms } else { wall_ms - offset_ms };
-            servers[1].restart(0);
+            servers[1].wall_ms = servers[1].wall_ms.saturating_add_signed(offset_ms);
+            if restarts {
+                servers[1].restart(0);
+            }
             assert_fences_grow_in_every_order(servers);
         }
     }

@@ -122,33 +122,6 @@ fn abstention_is_never_cut_short_by_another() {
 }
 
 #[test]
-fn swapped_databases_end_their_leases_and_the_node_abstains() {
-    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
-    server.handle_event(&ServerEvent::Swap(3, 4));
-    server.run_turns();
-    assert_eq!(server.node().leases(), 1);
-    server.handle_event(&ServerEvent::Swap(0, 3));
-    server.run_turns();
-    assert_eq!(server.node().leases(), 0);
-    server.clear();
-    assert_eq!(server.acquire(b"k", b"b", 1000, None), None);
-}
-
-#[test]
-fn fences_grow_after_a_clock_step_back_while_the_node_remembers() {
-    let mut server = Server::new();
-    server.wall_ms += HOUR_MS;
-    let highest = server.acquire(b"k", b"a", 1000, None).unwrap();
-    assert!(server.release(b"k", b"a"));
-    server.wall_ms -= HOUR_MS;
-    let higher = server.acquire(b"k", b"b", 1000, None).unwrap();
-    assert!(higher > highest);
-    // Baseline: a restart forgets the fences. The stepped clock then yields a smaller fence.
-    server.restart(0);
-    assert!(server.acquire(b"k", b"c", 1000, None).unwrap() < highest);
-}
-
-#[test]
 fn mirror_that_expires_with_its_lease_is_not_written_again() {
     let mut server = Server::with_lock(&[b"k"], b"a", 1000);
     server.pass_ms(999);
@@ -302,16 +275,6 @@ fn fence(reply: Result<Reply, CommandError>) -> Fence {
     }
 }
 
-fn ask_shared(
-    server: &mut Server,
-    token: &[u8],
-    ticket: u64,
-    wait_ms: u64,
-) -> Result<Reply, CommandError> {
-    let terms = (Mode::Shared, Fence::new(ticket), wait_ms);
-    server.execute_acquire(&[K], token, 1000, terms, AcquireCommand::Acquire)
-}
-
 #[test]
 fn ticket_too_far_ahead_is_an_error_and_is_forgotten() {
     let (mut server, ticket) = held();
@@ -362,25 +325,4 @@ fn refusal_tells_the_largest_number_and_whether_an_older_client_comes_first() {
     assert_eq!(refusal(server.ask(&[K], b"t", 1000, ticket - 1, 0)), (far, false));
     server.stand_in_line(&[K], b"waiter", 0, 5000);
     assert_eq!(refusal(server.ask(&[K], b"t", 1000, ticket - 1, 0)), (granted, true));
-}
-
-#[test]
-fn reader_that_has_not_heard_of_a_waiting_writer_is_refused() {
-    let mut server = Server::new();
-    let ticket = clock(&server);
-    fence(ask_shared(&mut server, b"reader", ticket, 0));
-    server.pass_ms(10);
-    // The writer has heard of a large fence.
-    let writer = server.stand_in_line(&[K], b"writer", ticket + 60_000_000, 5000);
-    let late = clock(&server) - 5_000;
-    let (number, is_older) = refusal(ask_shared(&mut server, b"late", late, 0));
-    assert!(number >= ticket + 60_000_000 && is_older);
-    assert_eq!(ask_shared(&mut server, b"late", number + 1, 5000), Ok(Reply::Waits));
-    // A repair stands in front.
-    let front = (Mode::Shared, Some(Fence::ZERO), 0);
-    let repair = server.execute_acquire(&[K], b"repair", 1000, front, AcquireCommand::Acquire);
-    fence(repair);
-    server.release(K, b"repair");
-    server.release(K, b"reader");
-    assert_eq!(server.granted(), [writer]);
 }

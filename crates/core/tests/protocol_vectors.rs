@@ -9,11 +9,11 @@ use std::process;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::scripted;
 use crate::vectors::{Fields, Reader, bytes};
 use quorlock_core::client::{
-    Acquire, Action, ClientState, Command, Context, FenceProposals, Hold, HoldAction, Keys, Mode,
-    NodeError, NodeStatus, Outcome, Random, Reason, Request, RequestId, Response, RoundTrips, Spec,
-    Token, Topology, limits,
+    Acquire, Action, Command, Context, FenceProposals, Hold, HoldAction, Keys, Mode, NodeError,
+    Outcome, Reason, Request, RequestId, Response, RoundTrips, Spec, Token, limits,
 };
 use quorlock_core::node_set::{Admission, AgreedSet, InvalidSet, NodeSet, SetReport, agree};
 use quorlock_core::quorum::{
@@ -270,49 +270,24 @@ fn what_follows(attempt: &mut Acquisition, stored: &BTreeMap<usize, Fence>) -> V
 
 // Calls.
 
-/// Pauses are as long as this number allows, and tokens count up.
-struct Fixed {
-    last_token: u128,
-    number: u64,
-}
-
-impl Random for Fixed {
-    fn bits(&mut self) -> Option<u128> {
-        self.last_token += 1;
-        Some(self.last_token)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.number.min(end - 1)
-    }
-}
-
 /// A client that is connected to all of its nodes, and its time.
 struct Client {
-    state: ClientState,
-    topology: Topology,
-    random: Fixed,
+    machines: scripted::Client,
     passed: Duration,
     spec: Arc<Spec>,
 }
 
 impl Client {
     fn new(nodes: usize, random: u64) -> Self {
-        let node = NodeStatus { link: Ok(1), admission: Ok(()), incarnation: 0 };
-        let ttl = Ttl::from_ms(10_000).unwrap();
         Self {
-            state: ClientState::new(Majority::of(nodes).unwrap()),
-            topology: Topology::new(vec![node; nodes]),
-            random: Fixed { last_token: 0, number: random },
+            machines: scripted::Client::with_pauses(nodes, random),
             passed: Duration::ZERO,
-            spec: Arc::new(Spec::exclusive(Keys::from_iter(["k"]), ttl)),
+            spec: Arc::new(scripted::spec(Keys::from_iter(["k"]), 10_000)),
         }
     }
 
     fn ctx(&mut self) -> Context<'_> {
-        let Self { state, topology, random, passed, .. } = self;
-        let now = NOW.plus(*passed);
-        Context { now, wall_us: 1_795_249_538_261_001, client_state: state, topology, random }
+        self.machines.ctx(NOW.plus(self.passed), 1_795_249_538_261_001)
     }
 
     /// Begins a call, and returns the requests to all nodes.

@@ -1,19 +1,25 @@
-//! The promises of attempts over N nodes. The vectors of the protocol have the other decisions.
+//! The promises of attempts over N nodes, and what a holder knows about its lock and how it extends
+//! and repairs it. The vectors of the protocol have the other decisions.
 
 use std::time::Duration;
 
 use proptest::prelude::*;
 use quorlock_core::quorum::{
-    Acquisition, FenceAnswer, Loss, Majority, Moment, Step, Validity, Vote, drift, longest_validity,
+    Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, LossReason, Majority, Moment,
+    Ownership, OwnershipState, Step, Validity, Vote, drift, longest_validity,
 };
-use quorlock_core::{Fence, Ttl};
+use quorlock_core::{ClientRule, Fence, Ttl, break_rule};
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-fn at(since_start: Duration) -> Moment {
-    Moment { boot: ms(500), raw: ms(900) }.plus(since_start)
+fn start() -> Moment {
+    Moment { boot: ms(500), raw: ms(900) }
+}
+
+fn at(since_start_ms: u64) -> Moment {
+    start().plus(ms(since_start_ms))
 }
 
 fn fence(n: u64) -> Fence {
@@ -23,7 +29,7 @@ fn fence(n: u64) -> Fence {
 /// An attempt whose lock needs a validity of at least half the ttl.
 fn attempt(nodes: usize, ttl_ms: u64) -> Acquisition {
     let majority = Majority::of(nodes).unwrap();
-    let validity = Validity::new(at(ms(0)), Ttl::from_ms(ttl_ms).unwrap());
+    let validity = Validity::new(at(0), Ttl::from_ms(ttl_ms).unwrap());
     Acquisition::lasting(majority, validity, ms(ttl_ms / 2))
 }
 
@@ -31,7 +37,7 @@ fn attempt(nodes: usize, ttl_ms: u64) -> Acquisition {
 fn granted(nodes: usize, ttl_ms: u64, fences: &[u64]) -> Acquisition {
     let mut attempt = attempt(nodes, ttl_ms);
     for (node, &answer) in fences.iter().enumerate() {
-        attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
+        attempt.vote(node, Vote::Granted(fence(answer)), at(1));
     }
     attempt
 }
@@ -55,8 +61,8 @@ fn lost(loss: Loss) -> Step {
 #[test]
 fn grant_that_arrives_too_late_is_no_lock() {
     let mut attempt = attempt(3, 1000);
-    attempt.vote(0, Vote::Granted(fence(1)), at(ms(10)));
-    attempt.vote(1, Vote::Granted(fence(1)), at(ms(489)));
+    attempt.vote(0, Vote::Granted(fence(1)), at(10));
+    attempt.vote(1, Vote::Granted(fence(1)), at(489));
     assert_eq!(
         attempt.poll(),
         Some(lost(Loss::TooLate)),
@@ -65,58 +71,22 @@ fn grant_that_arrives_too_late_is_no_lock() {
 }
 
 #[test]
-fn machine_that_slept_has_lost_its_lock() {
-    let slept = Moment { boot: ms(500 + 60_000), raw: ms(900 + 5) };
-    let validity = Validity::new(at(ms(0)), Ttl::from_ms(10_000).unwrap()).unwrap();
-    assert_eq!(validity.remaining(slept), None);
-}
-
-#[test]
-fn refusal_of_an_earlier_fence_does_not_count_against_the_next() {
-    let mut attempt = granted(5, 10_000, &[7, 7, 900]);
-    for node in [0, 1] {
-        assert_eq!(attempt.poll(), Some(store(node, 900)));
-    }
-    attempt.vote(3, Vote::Granted(fence(8)), at(ms(2)));
-    assert_eq!(attempt.poll(), Some(store(3, 900)));
-    for node in [0, 1, 3] {
-        attempt.fence_answer(node, FenceAnswer::Unacceptable, at(ms(3)));
-    }
-    for node in [0, 1] {
-        assert_eq!(attempt.poll(), Some(store(node, 8)));
-        attempt.fence_answer(node, FenceAnswer::Stored(fence(8)), at(ms(4)));
-    }
-    assert_eq!(won(&mut attempt), Some(fence(8)));
-}
-
-#[test]
-fn late_grant_must_store_the_fence_that_the_others_are_storing() {
-    let mut attempt = granted(5, 10_000, &[7, 9, 9]);
-    assert_eq!(attempt.poll(), Some(store(0, 9)));
-    attempt.vote(3, Vote::Granted(fence(5)), at(ms(2)));
-    assert_eq!(attempt.poll(), Some(store(3, 9)));
-    attempt.fence_answer(3, FenceAnswer::Stored(fence(9)), at(ms(3)));
-    let why = "three nodes store it, though node 0 has not answered";
-    assert_eq!(won(&mut attempt), Some(fence(9)), "{why}");
-}
-
-#[test]
 fn late_grant_of_the_same_fence_wins_before_the_fence_is_stored() {
     let mut attempt = granted(3, 10_000, &[7, 9]);
     assert_eq!(attempt.poll(), Some(store(0, 9)));
-    attempt.vote(2, Vote::Granted(fence(9)), at(ms(2)));
+    attempt.vote(2, Vote::Granted(fence(9)), at(2));
     assert_eq!(won(&mut attempt), Some(fence(9)));
-    attempt.fence_answer(0, FenceAnswer::Failed, at(ms(3)));
+    attempt.fence_answer(0, FenceAnswer::Failed, at(3));
     assert_eq!(attempt.poll(), None, "the attempt is decided once");
 }
 
 #[test]
 fn fence_answer_without_a_request_changes_nothing() {
     let mut attempt = granted(3, 10_000, &[7]);
-    attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(ms(1)));
-    attempt.fence_answer(1, FenceAnswer::Stored(fence(9)), at(ms(1)));
-    attempt.fence_answer(7, FenceAnswer::Stored(fence(9)), at(ms(1)));
-    attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
+    attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(1));
+    attempt.fence_answer(1, FenceAnswer::Stored(fence(9)), at(1));
+    attempt.fence_answer(7, FenceAnswer::Stored(fence(9)), at(1));
+    attempt.vote(1, Vote::Granted(fence(7)), at(1));
     assert_eq!(won(&mut attempt), Some(fence(7)));
 }
 
@@ -125,7 +95,7 @@ fn attempt_whose_fence_request_is_unanswered_is_lost() {
     for (ends_ms, loss) in [(50, Loss::NoQuorum), (600, Loss::TooLate)] {
         let mut attempt = granted(3, 1000, &[7, 9]);
         assert_eq!(attempt.poll(), Some(store(0, 9)));
-        attempt.expire(at(ms(ends_ms)));
+        attempt.expire(at(ends_ms));
         assert_eq!(attempt.poll(), Some(lost(loss)));
     }
 }
@@ -133,7 +103,7 @@ fn attempt_whose_fence_request_is_unanswered_is_lost() {
 #[test]
 fn attempt_that_cannot_be_in_time_is_lost_before_all_have_answered() {
     let mut attempt = attempt(5, 1000);
-    attempt.vote(0, Vote::Granted(fence(7)), at(ms(600)));
+    attempt.vote(0, Vote::Granted(fence(7)), at(600));
     assert_eq!(attempt.poll(), Some(lost(Loss::TooLate)));
 }
 
@@ -141,25 +111,141 @@ fn attempt_that_cannot_be_in_time_is_lost_before_all_have_answered() {
 fn fence_that_is_stored_too_late_leaves_no_validity() {
     let mut attempt = granted(3, 1000, &[7, 9]);
     assert_eq!(attempt.poll(), Some(store(0, 9)));
-    attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(ms(600)));
+    attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(600));
     assert_eq!(attempt.poll(), Some(lost(Loss::TooLate)));
 }
 
 #[test]
 fn attempt_with_less_than_the_minimal_validity_is_lost_at_the_first_vote() {
     let majority = Majority::of(3).unwrap();
-    let validity = Validity::after_wait(at(ms(0)), ms(700), Ttl::from_ms(1000).unwrap());
+    let validity = Validity::after_wait(at(0), ms(700), Ttl::from_ms(1000).unwrap());
     let fence_at = |moment| {
         let mut attempt = Acquisition::lasting(majority, validity, ms(500));
         attempt.vote(0, Vote::Granted(fence(5)), moment);
         attempt.vote(1, Vote::Granted(fence(5)), moment);
         attempt.poll()
     };
-    assert!(matches!(fence_at(at(ms(1100))), Some(Step::Won(_))), "1700 − 1100 − 19 ms are left");
-    assert_eq!(fence_at(at(ms(1200))), Some(lost(Loss::TooLate)));
+    assert!(matches!(fence_at(at(1100)), Some(Step::Won(_))), "1700 − 1100 − 19 ms are left");
+    assert_eq!(fence_at(at(1200)), Some(lost(Loss::TooLate)));
     let mut without = Acquisition::lasting(majority, None, Duration::ZERO);
-    without.vote(0, Vote::Granted(fence(5)), at(ms(0)));
+    without.vote(0, Vote::Granted(fence(5)), at(0));
     assert_eq!(without.poll(), Some(lost(Loss::TooLate)));
+}
+
+fn ttl() -> Ttl {
+    Ttl::from_ms(1000).unwrap()
+}
+
+fn extended(sent_ms: u64) -> ExtensionVerdict {
+    ExtensionVerdict::Extended(Validity::new(at(sent_ms), ttl()).unwrap())
+}
+
+/// A lock that may be held for an hour.
+fn state() -> OwnershipState {
+    OwnershipState::new(Validity::new(at(0), ttl()).unwrap(), at(0), ms(3_600_000))
+}
+
+#[test]
+fn lock_is_held_exactly_until_its_validity_ends() {
+    let state = state();
+    assert_eq!(state.ownership(at(0)), Ownership::Held(ms(988)));
+    assert_eq!(state.ownership(at(987)), Ownership::Held(ms(1)));
+    assert_eq!(state.ownership(at(988)), Ownership::Lost(LossReason::Expired));
+}
+
+#[test]
+fn unconfirmed_lock_is_uncertain_until_confirmed_or_expired() {
+    let mut state = state();
+    state.settle(ExtensionVerdict::Uncertain, at(400));
+    assert_eq!(state.ownership(at(400)), Ownership::Uncertain(ms(588)));
+    state.settle(extended(500), at(510));
+    assert_eq!(state.ownership(at(510)), Ownership::Held(ms(978)));
+}
+
+#[test]
+fn lost_lock_stays_lost_whatever_answers_follow() {
+    let mut denied = state();
+    denied.settle(ExtensionVerdict::Lost, at(100));
+    denied.settle(extended(100), at(110));
+    assert_eq!(denied.ownership(at(110)), Ownership::Lost(LossReason::NotHeld));
+
+    let mut late = state();
+    late.settle(extended(900), at(990));
+    assert_eq!(
+        late.ownership(at(990)),
+        Ownership::Lost(LossReason::Expired),
+        "the holder may have read at 988 that the lock is lost"
+    );
+    assert_eq!(late.ownership(at(0)), Ownership::Lost(LossReason::Expired));
+}
+
+#[test]
+fn no_extension_prolongs_a_lock_beyond_max_hold() {
+    let mut state = OwnershipState::new(Validity::new(at(0), ttl()).unwrap(), at(0), ms(1200));
+    assert!(state.is_extensible(at(100)));
+    state.settle(extended(900), at(900));
+    assert_eq!(state.ownership(at(900)), Ownership::Held(ms(300)));
+    assert!(!state.is_extensible(at(900)), "an extension would gain nothing");
+    assert_eq!(state.next_extension_in(at(900), ttl()), None);
+    assert_eq!(state.ownership(at(1200)), Ownership::Lost(LossReason::HeldTooLong));
+}
+
+#[test]
+fn lock_is_extended_at_a_third_of_the_ttl_and_more_often_in_doubt() {
+    let mut state = state();
+    assert_eq!(
+        state.next_extension_in(at(0), ttl()),
+        Some(ms(333) + Duration::from_nanos(333_333))
+    );
+    assert_eq!(state.next_extension_in(at(500), ttl()), Some(Duration::ZERO));
+    state.settle(ExtensionVerdict::Uncertain, at(500));
+    assert_eq!(state.next_extension_in(at(500), ttl()), Some(ms(100)));
+}
+
+#[test]
+fn round_that_is_confirmed_too_late_repairs_nothing() {
+    let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl())
+        .known_to_hold([1, 2])
+        .known_to_miss([0]);
+    round.answer(0, Some(false), at(1));
+    round.answer(1, Some(true), at(1));
+    assert_eq!(round.answer(2, Some(true), at(988)), Some(ExtensionVerdict::Uncertain));
+    assert_eq!(round.next_repair(), None);
+}
+
+#[test]
+fn round_whose_time_is_up_repairs_nothing() {
+    let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl())
+        .known_to_hold([1, 2])
+        .known_to_miss([0]);
+    round.answer(0, Some(false), at(1));
+    round.answer(1, Some(true), at(1));
+    assert_eq!(round.expire(), Some(ExtensionVerdict::Uncertain));
+    assert!(matches!(round.answer(2, Some(true), at(60)), Some(ExtensionVerdict::Extended(_))));
+    assert_eq!(round.next_repair(), None);
+}
+
+#[test]
+fn first_refusal_of_a_node_repairs_nothing() {
+    let repaired = || {
+        let mut round =
+            Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_hold([0, 1, 2]);
+        round.answer(0, Some(true), at(1));
+        round.answer(1, Some(true), at(1));
+        round.answer(2, Some(false), at(1));
+        round.next_repair()
+    };
+    assert_eq!(repaired(), None);
+    break_rule(Some(ClientRule::RepairOnFirstRefusal));
+    assert_eq!(repaired(), Some(2), "the mutant is caught");
+    break_rule(None);
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Node {
+    Holds,
+    Misses,
+    Silent,
 }
 
 proptest! {
@@ -183,7 +269,7 @@ proptest! {
                 Vote::Granted(_) => yes += 1,
                 Vote::Silent => silent += 1,
             }
-            attempt.vote(index, votes[index], at(ms(1)));
+            attempt.vote(index, votes[index], at(1));
             let step = attempt.poll();
             if is_decided {
                 prop_assert_eq!(step, None, "the attempt is decided once");
@@ -215,9 +301,9 @@ proptest! {
         let nodes = fences.len();
         let majority = Majority::of(nodes).unwrap();
         let ttl = Ttl::from_ms(ttl_ms).unwrap();
-        let mut attempt = Acquisition::lasting(majority, Validity::new(at(ms(0)), ttl), ms(0));
+        let mut attempt = Acquisition::lasting(majority, Validity::new(at(0), ttl), ms(0));
         let mut stored: Vec<Option<Fence>> = vec![None; nodes];
-        let now = at(ms(elapsed_ms));
+        let now = at(elapsed_ms);
         for (node, &answer) in fences.iter().enumerate() {
             stored[node] = Some(fence(answer));
             attempt.vote(node, Vote::Granted(fence(answer)), now);
@@ -274,11 +360,11 @@ proptest! {
             }
             let (node, requested) = arriving.swap_remove(choice.index(arriving.len()));
             match requested {
-                None => attempt.vote(node, Vote::Granted(fence(stored[node].0)), at(ms(1))),
-                Some(requested) if requested.get() > stored[node].1 => attempt.fence_answer(node, FenceAnswer::Unacceptable, at(ms(1))),
+                None => attempt.vote(node, Vote::Granted(fence(stored[node].0)), at(1)),
+                Some(requested) if requested.get() > stored[node].1 => attempt.fence_answer(node, FenceAnswer::Unacceptable, at(1)),
                 Some(requested) => {
                     stored[node].0 = requested.get();
-                    attempt.fence_answer(node, FenceAnswer::Stored(requested), at(ms(1)));
+                    attempt.fence_answer(node, FenceAnswer::Stored(requested), at(1));
                 }
             }
         }
@@ -302,7 +388,7 @@ proptest! {
         };
         for (node, kind, number) in answers {
             let node = node.index(nodes);
-            let now = at(ms(1));
+            let now = at(1);
             match kind {
                 0 | 1 => attempt.vote(node, Vote::Granted(fence(number)), now),
                 2 => attempt.vote(node, Vote::Silent, now),
@@ -312,9 +398,9 @@ proptest! {
             }
             steps(&mut attempt);
         }
-        attempt.expire(at(ms(1)));
+        attempt.expire(at(1));
         prop_assert_eq!(steps(&mut attempt), 1);
-        attempt.expire(at(ms(2)));
+        attempt.expire(at(2));
         prop_assert_eq!(steps(&mut attempt), 1);
     }
 
@@ -329,8 +415,8 @@ proptest! {
         let waited = Duration::from_micros(waited_us);
         let elapsed = Duration::from_micros(elapsed_us);
         let measured = ttl.duration() + waited;
-        if let Some(validity) = Validity::after_wait(at(ms(0)), waited, ttl) {
-            match validity.remaining(at(elapsed)) {
+        if let Some(validity) = Validity::after_wait(at(0), waited, ttl) {
+            match validity.remaining(start().plus(elapsed)) {
                 Some(left) => {
                     prop_assert!(!left.is_zero());
                     prop_assert_eq!(left + elapsed + drift(measured), measured);
@@ -339,6 +425,67 @@ proptest! {
             }
         } else {
             prop_assert!(measured <= drift(measured));
+        }
+    }
+
+    /// Random nodes and random orders of their answers.
+    ///
+    /// A node is repaired only if it reported the lock missing, both before and in this round. In
+    /// addition, a majority of all nodes, each known to hold the lock, must have confirmed it.
+    #[test]
+    fn repair_never_revives_a_lost_lock(
+        nodes in prop::collection::vec(prop_oneof![Just(Node::Holds), Just(Node::Misses), Just(Node::Silent)], 1..=9)
+            .prop_flat_map(|nodes| Just(nodes.into_iter().enumerate().collect::<Vec<_>>()).prop_shuffle()),
+        known in prop::collection::vec(prop::bool::weighted(0.8), 9),
+        missing in prop::collection::vec(prop::bool::ANY, 9),
+    ) {
+        let majority = Majority::of(nodes.len()).unwrap();
+        let known_nodes = (0..nodes.len()).filter(|&node| known[node]);
+        let missing_nodes = (0..nodes.len()).filter(|&node| missing[node]);
+        let mut round = Extension::new(majority, at(0), ttl())
+            .known_to_hold(known_nodes)
+            .known_to_miss(missing_nodes);
+        let mut decided = None;
+        let (mut extends, mut confirmed) = (0, 0);
+        for &(node, what) in &nodes {
+            let held = match what { Node::Holds => Some(true), Node::Misses => Some(false), Node::Silent => None };
+            extends += usize::from(held == Some(true));
+            confirmed += usize::from(held == Some(true) && known[node]);
+            decided = decided.or(round.answer(node, held, at(1)));
+            while let Some(repaired) = round.next_repair() {
+                prop_assert!(confirmed >= majority.size() && missing[repaired]);
+                prop_assert!(nodes.iter().any(|(node, what)| *node == repaired && matches!(what, Node::Misses)));
+            }
+        }
+        prop_assert_eq!(matches!(decided, Some(ExtensionVerdict::Extended(_))), extends >= majority.size());
+    }
+
+    /// Random rounds: a lost lock stays lost.
+    ///
+    /// The lock is never held for longer than the last confirmed round allows, nor beyond
+    /// `max_hold`.
+    #[test]
+    fn no_sequence_of_rounds_revives_a_lost_lock(
+        rounds in prop::collection::vec((0..2000_u64, 0..100_u64, 0..3_u8), 0..20),
+        max_hold_ms in 1..5000_u64,
+    ) {
+        let mut state = OwnershipState::new(Validity::new(at(0), ttl()).unwrap(), at(0), ms(max_hold_ms));
+        let (mut now, mut confirmed, mut lost) = (0, 0, false);
+        for (pause, took, what) in rounds {
+            let sent = now + pause;
+            lost |= state.remaining(at(sent)).is_none();
+            now = sent + took;
+            let verdict = match what { 0 => extended(sent), 1 => ExtensionVerdict::Uncertain, _ => ExtensionVerdict::Lost };
+            state.settle(verdict, at(now));
+            lost |= verdict == ExtensionVerdict::Lost;
+            if verdict == extended(sent) { confirmed = sent; }
+            if let Some(left) = state.remaining(at(now)) {
+                prop_assert!(!lost);
+                prop_assert!(ms(now) + left <= ms(confirmed) + longest_validity(ttl()));
+                prop_assert!(ms(now) + left <= ms(max_hold_ms));
+            } else {
+                lost = true;
+            }
         }
     }
 }

@@ -3,8 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use crate::support::scripted::{ScriptedCall, TTL, down, held, ms, start, ticket};
-use crate::support::world::Sent;
+use crate::support::scripted::{ScriptedCall, Sent, TTL, down, held, ms, start, ticket};
 use proptest::prelude::*;
 use quorlock_core::client::{
     Acquire, Command, HoldAction, NodeError, Outcome, Release, Response, limits,

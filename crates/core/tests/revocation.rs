@@ -3,30 +3,135 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::client::{Client, spec};
-use crate::support::world::{Path, World, sends_of};
-use crate::support::{Inspected, MAX_TTL_MS, Server, settings};
+use crate::support::scripted::{Client, Sent, spec};
+use crate::support::{ExtendReply, Inspected, MAX_TTL_MS, Server, settings};
 use quorlock_core::client::{
-    Command, Hold, LeaseInfo, NodeError, NodeRevocation, Response, Revocation, RevocationState,
-    RevokeCommand, RevokeMode, RevokeReply,
+    Acquire, Action, Command, Context, Hold, HoldAction, LeaseInfo, NodeError, NodeRevocation,
+    Outcome, Release, Response, Revocation, RevocationState, RevokeCommand, RevokeMode,
+    RevokeReply,
 };
 use quorlock_core::node::Holder;
-use quorlock_core::quorum::{LossReason, Ownership};
+use quorlock_core::quorum::{LossReason, Moment, Ownership};
 
 const K: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;
 /// The revocation repeats its request to a node within this time.
 const REPEAT_MS: u64 = 300;
 
-fn three_nodes() -> World {
-    World::new(Client::new(3))
+/// A holder, an operator, and three nodes that answer at once.
+struct World {
+    /// The nodes share one clock.
+    nodes: Vec<Server>,
+    holder_reaches: Vec<bool>,
+    operator_reaches: Vec<bool>,
+    client: Client,
+    now_ms: u64,
 }
 
 impl World {
+    fn new() -> Self {
+        Self {
+            nodes: (0..3).map(|_| Server::new()).collect(),
+            holder_reaches: vec![true; 3],
+            operator_reaches: vec![true; 3],
+            client: Client::new(3),
+            now_ms: 1000,
+        }
+    }
+
+    fn now(&self) -> Moment {
+        Moment::default().plus(Duration::from_millis(self.now_ms))
+    }
+
+    fn ctx(&mut self) -> Context<'_> {
+        self.client.ctx(self.now(), self.nodes[0].now().wall_us)
+    }
+
+    fn pass_ms(&mut self, ms: u64) {
+        self.now_ms += ms;
+        for node in &mut self.nodes {
+            node.turn_after_ms(ms);
+        }
+    }
+
+    /// A node's response to a request of the holder.
+    fn answer(&mut self, Sent { id, request, spec }: &Sent) -> Response {
+        if !self.holder_reaches[id.node] {
+            return Response::Failed(NodeError::timed_out(Duration::from_millis(50)));
+        }
+        let (node, ttl_ms) = (&mut self.nodes[id.node], spec.ttl.ms());
+        let token = request.token.as_str().as_bytes();
+        match request.command {
+            Command::Acquire { fence } => {
+                node.acquire(K, token, ttl_ms, Some(fence)).map_or(Response::No, Response::Fence)
+            }
+            Command::Extend { fence } => match node.extend_with(K, token, ttl_ms, fence, None) {
+                ExtendReply::Held { fence } => Response::Fence(fence),
+                ExtendReply::NotHeld => Response::No,
+                ExtendReply::Revoked { left_ms } => {
+                    Response::Failed(NodeError::Revoked { left_ms })
+                }
+                other => panic!("{other:?}"),
+            },
+            Command::Release if node.release(K, token) => Response::Yes,
+            Command::Release => Response::No,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// Acquires a lock on all nodes that the holder reaches.
     fn acquire(&mut self) -> Hold {
-        let spec = spec([K].into_iter().collect(), TTL_MS);
-        self.acquire_preferring(Arc::new(spec), 0).unwrap()
+        let spec = Arc::new(spec([K].into_iter().collect(), TTL_MS));
+        let mut call = Acquire::new(spec, Some(Duration::ZERO), &self.ctx());
+        call.begin(&mut self.ctx());
+        let mut sends = Vec::new();
+        loop {
+            match call.poll() {
+                Some(Action::Send { id, request, spec, .. }) => {
+                    sends.push(Sent { id, request, spec });
+                }
+                Some(Action::Done(Outcome::Acquired(mut hold))) => {
+                    self.deliver(&mut hold, sends);
+                    return *hold;
+                }
+                Some(other) => panic!("{other:?}"),
+                None => {
+                    let sent = sends.remove(0);
+                    let response = self.answer(&sent);
+                    call.handle_response(sent.id, &response, &mut self.ctx());
+                }
+            }
+        }
+    }
+
+    /// Delivers the requests of the holder, and the requests that follow from the responses.
+    fn deliver(&mut self, hold: &mut Hold, mut sends: Vec<Sent>) {
+        while !sends.is_empty() {
+            for sent in sends {
+                let response = self.answer(&sent);
+                hold.handle_response(sent.id, &response, &self.ctx());
+            }
+            sends = sends_of(hold);
+        }
+    }
+
+    /// Runs a whole round of extensions.
+    fn extend(&mut self, hold: &mut Hold) {
+        hold.extend(&self.ctx());
+        let sends = sends_of(hold);
+        self.deliver(hold, sends);
+    }
+
+    /// Delivers a release. Returns the responses of the nodes.
+    fn deliver_release(&mut self, mut release: Release) -> Vec<Response> {
+        let mut responses = Vec::new();
+        while let Some(send) = release.poll() {
+            let (id, request, spec) = (send.id, send.request, Arc::clone(release.spec()));
+            let response = self.answer(&Sent { id, request, spec });
+            release.handle_response(id, &response, &self.ctx());
+            responses.push(response);
+        }
+        responses
     }
 
     /// A node's reply to the operator.
@@ -84,13 +189,24 @@ impl World {
     }
 }
 
+/// The requests that a holder sends now. Drops its other actions.
+fn sends_of(hold: &mut Hold) -> Vec<Sent> {
+    let mut sends = Vec::new();
+    while let Some(action) = hold.poll() {
+        if let HoldAction::Send(send) = action {
+            sends.push(Sent { id: send.id, request: send.request, spec: Arc::clone(hold.spec()) });
+        }
+    }
+    sends
+}
+
 fn failed_nodes(revocation: &Revocation) -> usize {
     revocation.nodes().filter(|node| matches!(node, NodeRevocation::Failed(_))).count()
 }
 
 #[test]
 fn revoked_lock_keeps_its_validity_and_is_not_extended() {
-    let mut world = three_nodes();
+    let mut world = World::new();
     let mut hold = world.acquire();
     world.pass_ms(1000);
     let before = world.ownership(&hold);
@@ -111,7 +227,7 @@ fn revoked_lock_keeps_its_validity_and_is_not_extended() {
 
 #[test]
 fn minority_that_revoked_is_not_repaired_and_does_not_end_the_lock() {
-    let mut world = three_nodes();
+    let mut world = World::new();
     let mut hold = world.acquire();
     world.operator_reaches = vec![true, false, false];
     let revocation = world.revoke(RevokeMode::AtDeadline);
@@ -132,7 +248,7 @@ fn minority_that_revoked_is_not_repaired_and_does_not_end_the_lock() {
 
 #[test]
 fn release_of_a_revoked_lock_ends_the_revocation() {
-    let mut world = three_nodes();
+    let mut world = World::new();
     let mut hold = world.acquire();
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
     world.extend(&mut hold);
@@ -146,7 +262,7 @@ fn release_of_a_revoked_lock_ends_the_revocation() {
 
 #[test]
 fn revocation_is_over_by_the_deadline() {
-    let mut world = three_nodes();
+    let mut world = World::new();
     drop(world.acquire());
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
     let left = revocation.remaining(world.now());
@@ -162,7 +278,7 @@ fn revocation_is_over_by_the_deadline() {
 
 #[test]
 fn revocation_of_a_free_key_is_over_at_once() {
-    let mut world = three_nodes();
+    let mut world = World::new();
     let revocation = world.revoke(RevokeMode::AtDeadline);
     assert_eq!(revocation.state(), RevocationState::Over);
     assert!(revocation.nodes().all(|node| *node == NodeRevocation::Free));
@@ -174,7 +290,7 @@ fn revocation_of_a_free_key_is_over_at_once() {
 /// node are a majority.
 #[test]
 fn node_where_the_key_is_free_confirms_no_revocation() {
-    let mut world = three_nodes();
+    let mut world = World::new();
     let [confirming, unreached, missed] = [0, 1, 2];
     world.nodes[missed].set(K, b"another", Some(TTL_MS));
     let mut hold = world.acquire();
@@ -209,17 +325,17 @@ fn node_where_the_key_is_free_confirms_no_revocation() {
 
 #[test]
 fn nodes_that_revoked_at_different_times_do_not_count_together() {
-    let mut world = three_nodes();
+    let mut world = World::new();
     let mut hold = world.acquire();
     world.operator_reaches = vec![true, false, false];
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
     // The holder does not learn of the revocation: node 0 is silent until its lease has ended.
-    world.paths[0] = Path::Down;
+    world.holder_reaches[0] = false;
     for _ in 0..4 {
         world.pass_ms_and_run(&mut revocation, TTL_MS / 3);
         world.extend(&mut hold);
     }
-    world.paths[0] = Path::Fine;
+    world.holder_reaches[0] = true;
     world.extend(&mut hold);
     assert!(matches!(world.nodes[0].inspect(K), Inspected::Lease { .. }), "the node was repaired");
     assert!(!world.is_revoked(0));
@@ -237,7 +353,7 @@ fn nodes_that_revoked_at_different_times_do_not_count_together() {
 /// A node's answer that the lock is revoked reaches the holder after the node's lease has ended.
 #[test]
 fn late_answer_that_the_lock_is_revoked_prevents_the_repair() {
-    let mut world = three_nodes();
+    let mut world = World::new();
     let mut hold = world.acquire();
     world.operator_reaches = vec![true, false, false];
     world.revoke(RevokeMode::AtDeadline);
@@ -249,13 +365,13 @@ fn late_answer_that_the_lock_is_revoked_prevents_the_repair() {
     assert!(matches!(late_response, Response::Failed(NodeError::Revoked { .. })));
     world.deliver(&mut hold, in_time);
     // Later rounds do not reach the node until its lease has ended.
-    world.paths[0] = Path::Down;
+    world.holder_reaches[0] = false;
     for _ in 0..4 {
         world.pass_ms(TTL_MS / 3);
         world.extend(&mut hold);
     }
     hold.handle_response(late.id, &late_response, &world.ctx());
-    world.paths[0] = Path::Fine;
+    world.holder_reaches[0] = true;
     for _ in 0..2 {
         world.extend(&mut hold);
         assert_eq!(world.nodes[0].inspect(K), Inspected::Free, "no repair may undo the revocation");
@@ -270,7 +386,7 @@ fn late_answer_that_the_lock_is_revoked_prevents_the_repair() {
 
 #[test]
 fn restarted_node_does_not_count_as_free() {
-    let mut world = three_nodes();
+    let mut world = World::new();
     let _hold = world.acquire();
     for node in [0, 1] {
         world.nodes[node] = Server::with(settings(MAX_TTL_MS));
@@ -281,7 +397,7 @@ fn restarted_node_does_not_count_as_free() {
 
 #[test]
 fn lock_is_revoked_on_a_node_that_returns_and_the_next_lock_is_not() {
-    let mut world = three_nodes();
+    let mut world = World::new();
     let mut hold = world.acquire();
     world.operator_reaches[2] = false;
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
@@ -308,7 +424,7 @@ fn lock_is_revoked_on_a_node_that_returns_and_the_next_lock_is_not() {
 
 #[test]
 fn revocation_now_ends_the_lock_and_says_how_long_its_holder_may_run() {
-    let mut world = three_nodes();
+    let mut world = World::new();
     let mut hold = world.acquire();
     world.pass_ms(2000);
     let revocation = world.revoke(RevokeMode::Now);

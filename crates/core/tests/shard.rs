@@ -1,14 +1,15 @@
-//! What the machines of a client share: local queues, requests by number, and WAITs that outlive
-//! their calls.
+//! What the machines of a client share: local queues, requests by number, WAITs that outlive their
+//! calls, fence proposals, and the schedule of renewals.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::client::{Client, spec};
-use crate::support::scripted::{granted, held, start};
+use crate::support::scripted::{Client, granted, held, ms, spec, start};
+use quorlock_core::Fence;
 use quorlock_core::client::{
-    Command, Context, Failure, Keys, Mode, NodeError, Request, Response, Shard, ShardAction, Spec,
+    Command, Context, Failure, FenceProposals, Keys, Mode, NodeError, PlaceQueue, RenewalBatches,
+    Request, Response, Shard, ShardAction, Spec,
 };
 use quorlock_core::quorum::Moment;
 
@@ -213,18 +214,82 @@ fn release_takes_over_the_wait_of_a_cancelled_call() {
     assert!(driven.shard.is_idle(), "{:?}", driven.shard);
 }
 
+fn fence(n: u64) -> Fence {
+    Fence::new(n).unwrap()
+}
+
 #[test]
-fn lock_that_was_dropped_is_removed_once_its_requests_are_answered() {
-    let mut driven = Driven::new();
-    let lock = driven.call();
-    let (last, _) = driven.sent.pop_last().unwrap();
-    driven.answer_all(grants);
-    assert_eq!(driven.acquired, [lock]);
-    driven.event(|shard, ctx| shard.drop_lock(lock, ctx));
-    driven.answer_all(grants);
-    assert!(driven.shard.hold(lock).is_some());
-    driven.event(|shard, ctx| shard.handle_response(last, &granted(), ctx));
-    driven.answer_all(grants);
-    assert!(driven.shard.hold(lock).is_none());
-    assert!(driven.shard.is_idle(), "{:?}", driven.shard);
+fn next_proposal_is_above_the_fence_that_was_agreed_on() {
+    let proposals = FenceProposals::default();
+    assert_eq!(proposals.propose(100), fence(100));
+    proposals.learn(fence(100), fence(500));
+    assert_eq!(proposals.propose(100), fence(501));
+    proposals.learn(fence(100), fence(200));
+    assert_eq!(
+        proposals.propose(100),
+        fence(501),
+        "a smaller fence, of an attempt that began earlier, changes nothing"
+    );
+    proposals.learn(fence(501), fence(300));
+    assert_eq!(proposals.propose(100), fence(301), "the proposal was too far ahead for the nodes");
+}
+
+#[test]
+fn queue_serves_callers_in_the_order_of_their_arrival() {
+    let mut queue = PlaceQueue::default();
+    assert!(queue.enter(1, Mode::Exclusive));
+    for waiting in 2..5 {
+        assert!(!queue.enter(waiting, Mode::Exclusive));
+    }
+    assert!(queue.leave(3).is_empty());
+    assert_eq!(queue.leave(1)[..], [2]);
+    assert_eq!(queue.leave(2)[..], [4]);
+    assert_eq!(queue.leave(4)[..], [0_u64; 0]);
+    assert!(queue.is_idle());
+}
+
+#[test]
+fn sharers_at_the_head_of_a_queue_get_the_place_together() {
+    let mut queue = PlaceQueue::default();
+    assert!(queue.enter(1, Mode::Shared));
+    assert!(queue.enter(2, Mode::Shared));
+    assert!(!queue.enter(3, Mode::Exclusive));
+    assert!(!queue.enter(4, Mode::Shared));
+    assert!(!queue.enter(5, Mode::Shared));
+    assert!(!queue.enter(6, Mode::Exclusive));
+    assert!(queue.leave(1).is_empty(), "another caller still shares the place");
+    assert_eq!(queue.leave(2)[..], [3], "readers that arrived later wait");
+    assert_eq!(queue.leave(3)[..], [4, 5]);
+    assert!(queue.leave(4).is_empty());
+    assert_eq!(queue.leave(5)[..], [6]);
+    assert!(queue.leave(6).is_empty());
+    assert!(queue.is_idle());
+}
+
+#[test]
+fn sharers_join_once_the_writer_before_them_gave_up() {
+    let mut queue = PlaceQueue::default();
+    assert!(queue.enter(1, Mode::Shared));
+    assert!(!queue.enter(2, Mode::Exclusive));
+    assert!(!queue.enter(3, Mode::Shared));
+    assert_eq!(queue.leave(2)[..], [3]);
+    assert!(queue.leave(1).is_empty());
+    assert!(queue.leave(3).is_empty());
+    assert!(queue.is_idle());
+}
+
+#[test]
+fn renewals_that_are_due_together_share_a_batch() {
+    let at = |after| Moment::default().plus(ms(after));
+    let mut renewals = RenewalBatches::default();
+    renewals.schedule(1, at(100), ms(20));
+    renewals.schedule(2, at(115), ms(20));
+    renewals.schedule(3, at(300), ms(20));
+    assert_eq!(renewals.next_due(), Some(at(100)));
+    assert_eq!(renewals.take_due(at(99)), [0_u64; 0]);
+    assert_eq!(renewals.take_due(at(100)), [1, 2]);
+    renewals.schedule(3, at(200), ms(20));
+    assert_eq!(renewals.next_due(), Some(at(200)), "the new time replaces the old one");
+    renewals.forget(3);
+    assert_eq!(renewals.next_due(), None);
 }

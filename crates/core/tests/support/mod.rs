@@ -1,11 +1,9 @@
 //! A server in memory, with methods for most commands.
 //!
-//! `client` has the environment of a client's state machines, `world` a client and its nodes,
-//! and `scripted` a call whose answers the test gives.
+//! `scripted` has the environment of a client's state machines, and a call whose answers the test
+//! gives.
 
-pub(crate) mod client;
 pub(crate) mod scripted;
-pub(crate) mod world;
 
 use std::collections::HashMap;
 
@@ -13,7 +11,6 @@ use quorlock_core::node::memory_server::{self, Name, Value};
 use quorlock_core::node::{
     self, Acquire, BlockedId, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent,
     Mode, Monotonic, Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, WaitReply,
-    Yield,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -29,8 +26,6 @@ pub(crate) struct Server {
     pub(crate) wait_results: Vec<(BlockedId, WaitResult)>,
     /// For each client that waited for any of several keys and was granted one: that key.
     pub(crate) granted_keys: Vec<(BlockedId, Vec<u8>)>,
-    /// For each client that waited and was refused: the number, and whether an older client exists.
-    pub(crate) refusals: Vec<(BlockedId, Fence, bool)>,
     /// The database of ACQUIRE and ACQUIREANY. Other methods with a key use database 0.
     pub(crate) db: u32,
     pub(crate) owner: Option<Vec<u8>>,
@@ -197,7 +192,6 @@ impl Server {
             blocked_ids: 0,
             wait_results: Vec::new(),
             granted_keys: Vec::new(),
-            refusals: Vec::new(),
             db: 0,
             owner: None,
             allows_blocking: true,
@@ -307,11 +301,8 @@ impl Server {
                     self.granted_keys.extend(key.map(|key| (blocked_id, key.as_bytes().to_vec())));
                     WaitResult::Granted { fence, waited_us }
                 }
-                WaitReply::Failed(CommandError::Held { number, is_older }) => {
-                    self.refusals.push((blocked_id, number, is_older));
-                    WaitResult::Refused
-                }
-                WaitReply::Refused | WaitReply::Failed(CommandError::Abstaining { .. }) => {
+                WaitReply::Refused
+                | WaitReply::Failed(CommandError::Held { .. } | CommandError::Abstaining { .. }) => {
                     WaitResult::Refused
                 }
                 WaitReply::Failed(error) => WaitResult::Failed(error),
@@ -467,16 +458,6 @@ impl Server {
     ) -> BlockedId {
         assert_eq!(self.ask(keys, token, 1000, ticket, wait_ms), Ok(Reply::Waits));
         BlockedId(self.blocked_ids)
-    }
-
-    /// YIELD or MYIELD: whether the token gave the keys up; `None` if it held none of them.
-    pub(crate) fn yields(&mut self, keys: &[&[u8]], token: &[u8]) -> Option<bool> {
-        let (keys, token) = (names(keys), Name::from_slice(token));
-        match self.execute(&Command::Yield(Yield { db: 0, keys: &keys, token: &token })) {
-            Ok(Reply::Yielded(yielded)) => Some(yielded),
-            Ok(Reply::NotHeld) => None,
-            other => unreachable!("all values are strings: {other:?}"),
-        }
     }
 
     /// A `wait_ms` of 0 counts as 1, because 0 means no WAIT.

@@ -1,23 +1,78 @@
-//! A call, and three nodes whose answers the test gives.
+//! The environment of a client's state machines, and a call of a client with three nodes, whose
+//! answers the test gives.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Hold, Keys, NodeError, Outcome, Reason, Release, RequestId,
-    Response, Spec, Token, limits,
+    Acquire, Action, ClientState, Command, Context, Hold, Keys, NodeError, NodeStatus, Outcome,
+    Random, Reason, Release, Request, RequestId, Response, Spec, Token, Topology, limits,
 };
-use quorlock_core::quorum::{Moment, Ownership};
-use quorlock_core::{ClientRule, Fence, break_rule};
-
-use super::client::{Client, spec};
-use super::world::Sent;
+use quorlock_core::quorum::{Majority, Moment, Ownership};
+use quorlock_core::{ClientRule, Fence, Ttl, break_rule};
 
 const WALL_US: u64 = 1_800_000_000_000_000;
 pub(crate) const TTL: Duration = Duration::from_secs(1);
 pub(crate) const ROUND_TRIP: Duration = limits::ROUND_TRIP_UNKNOWN;
 pub(crate) const LONG: Option<Duration> = Some(Duration::from_secs(60));
 pub(crate) const NO_WAIT: Option<Duration> = Some(Duration::ZERO);
+
+/// Tokens that count up, and pauses that are as long as a number allows.
+struct TestRandom {
+    last_token: u128,
+    pause: u64,
+}
+
+impl Random for TestRandom {
+    fn bits(&mut self) -> Option<u128> {
+        self.last_token += 1;
+        Some(self.last_token)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.pause.min(end - 1)
+    }
+}
+
+pub(crate) struct Client {
+    pub(crate) state: ClientState,
+    pub(crate) topology: Topology,
+    random: TestRandom,
+}
+
+impl Client {
+    /// A client that is connected to `nodes` nodes, all of which vote. Its pauses are the shortest.
+    pub(crate) fn new(nodes: usize) -> Self {
+        Self::with_pauses(nodes, 0)
+    }
+
+    /// A client whose random pauses are the shortest ones and this number, where they may be.
+    pub(crate) fn with_pauses(nodes: usize, pause: u64) -> Self {
+        let status = NodeStatus { link: Ok(0), admission: Ok(()), incarnation: 0 };
+        Self {
+            state: ClientState::new(Majority::of(nodes).unwrap()),
+            topology: Topology::new(vec![status; nodes]),
+            random: TestRandom { last_token: 0, pause },
+        }
+    }
+
+    /// Takes away the connection to a node. Requests to the node fail with this error.
+    pub(crate) fn disconnect(&mut self, node: usize, error: NodeError) {
+        let mut nodes = self.topology.nodes().to_vec();
+        nodes[node].link = Err(error);
+        self.topology = Topology::new(nodes);
+    }
+
+    pub(crate) fn ctx(&mut self, now: Moment, wall_us: u64) -> Context<'_> {
+        let Self { state, topology, random } = self;
+        Context { now, wall_us, client_state: state, topology, random }
+    }
+}
+
+/// An exclusive lock on all of these keys.
+pub(crate) fn spec(keys: Keys, ttl_ms: u64) -> Spec {
+    Spec::exclusive(keys, Ttl::from_ms(ttl_ms).unwrap())
+}
 
 pub(crate) struct ScriptedCall {
     pub(crate) client: Client,
@@ -28,6 +83,14 @@ pub(crate) struct ScriptedCall {
     pub(crate) sent: Vec<Sent>,
     pub(crate) releases: Vec<Release>,
     pub(crate) outcome: Option<Outcome>,
+}
+
+/// A request on its way to a node, and the lock that it is about.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    pub(crate) id: RequestId,
+    pub(crate) request: Request,
+    pub(crate) spec: Arc<Spec>,
 }
 
 pub(crate) fn start() -> Moment {
@@ -71,14 +134,19 @@ impl ScriptedCall {
     }
 
     fn begin(spec: Spec, wait: Option<Duration>) -> Self {
+        let mut this = Self::queued(spec, wait);
+        this.drive(Acquire::begin);
+        this
+    }
+
+    /// A call that waits for its turn in the local queue.
+    pub(crate) fn queued(spec: Spec, wait: Option<Duration>) -> Self {
         let mut client = Client::new(3);
         let spec = Spec { min_validity: TTL / 2, ..spec };
         let call = Acquire::new(Arc::new(spec), wait, &client.ctx(start(), WALL_US));
         let at = Duration::ZERO;
         let (sent, releases, outcome) = (Vec::new(), Vec::new(), None);
-        let mut this = Self { client, call, at, sent, releases, outcome };
-        this.drive(Acquire::begin);
-        this
+        Self { client, call, at, sent, releases, outcome }
     }
 
     /// A call that stands in line on nodes 1 and 2, after a grant by node 0.
