@@ -2,8 +2,8 @@
 //! come last.
 //!
 //! Other files have the examples of these errors: nodes.rs of `InvalidUrl` and `SameServer`,
-//! results.rs of `Denied`, `Misconfigured`, `NoModule` and `Replica`, inspect.rs of `InspectError`,
-//! kinds.rs of `NotShareable`, revoke.rs of `RevokeError`, `ScanError` and the errors `Revoked`.
+//! results.rs of `Denied`, `Misconfigured`, `NoModule` and `Replica`, kinds.rs of `NotShareable`,
+//! operators.rs of `InspectError`, `RevokeError`, `ScanError` and the errors `Revoked`.
 //!
 //! These errors have no example: `NoThread`, which needs a system that cannot start a thread;
 //! `QueueFull`, after which the client makes a new attempt; `AwaitsMajority`; `HeldByLostRequest`.
@@ -230,6 +230,7 @@ async fn node_that_cannot_be_reached_in_time_is_down_silent_or_too_far() {
     };
     assert_eq!(*limit_ms, 50);
     assert!(*ttl_needed_ms >= 960, "{error}");
+    assert!(error.to_string().contains("set a ttl of at least"), "{error}");
 }
 
 #[tokio::test]

@@ -1,7 +1,6 @@
-//! One path for each kind of lock: of one key, of several keys, shared, of a semaphore, of any key.
+//! One path for each kind of lock: of one key, of several keys, shared, of a semaphore, of any key,
+//! and detached, which another process attaches.
 
-use std::collections::HashSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{
@@ -9,8 +8,8 @@ use crate::common::{
     until_held_on, until_in_line, wait_until_all_hold, wait_until_free,
 };
 use futures_util::future::join_all;
-use quorlock_client::{AcquireError, ExtendError, LockBuilder, Quorum, Released};
-use quorlock_testkit::{Nodes, eventually_async};
+use quorlock_client::{AcquireError, DetachedLock, ExtendError, LockBuilder, Quorum, Released};
+use quorlock_testkit::eventually_async;
 use tokio::task::JoinSet;
 use tracing::Level;
 
@@ -117,27 +116,6 @@ async fn all_keys_are_held_on_all_nodes_until_they_are_released_together() {
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     wait_until_free(&nodes, "a").await;
     wait_until_free(&nodes, "b").await;
-}
-
-/// The baseline: clients that acquire one lock after the other wait for each other.
-#[tokio::test]
-async fn keys_in_opposite_orders_deadlock_as_single_locks_and_not_as_one() {
-    let nodes = Nodes::start(3);
-    let both_hold_one = Arc::new(tokio::sync::Barrier::new(2));
-    let mut tasks = JoinSet::new();
-    for keys in [["a", "b"], ["b", "a"]] {
-        let (client, both_hold_one) = (connect(nodes.urls()).await, Arc::clone(&both_hold_one));
-        tasks.spawn(async move {
-            let first = client.lock(keys[0]).acquire().await.unwrap();
-            both_hold_one.wait().await;
-            let second = client.lock(keys[1]).wait(Duration::from_millis(500)).acquire().await;
-            both_hold_one.wait().await;
-            first.release().await.unwrap();
-            let as_one = client.lock_all(keys).wait(PATIENCE).acquire().await;
-            (second.is_err(), as_one.unwrap().release().await.is_ok())
-        });
-    }
-    assert_eq!(tasks.join_all().await, [(true, true); 2]);
 }
 
 #[tokio::test]
@@ -264,7 +242,7 @@ async fn attached_lock_keeps_its_slot_and_its_mode() {
     let (_nodes, quorum) = quorum(3).await;
     let mut permit = quorum.semaphore("s", 4).acquire().await.unwrap();
     let slot = permit.slot();
-    assert!(slot.is_some());
+    assert_eq!(permit.key(), format!("s:{:02}", slot.unwrap()).as_bytes());
     for _ in 0..2 {
         let text = permit.detach().to_secret_text();
         permit = quorum.attach(text.parse().unwrap()).await.unwrap();
@@ -275,31 +253,6 @@ async fn attached_lock_keeps_its_slot_and_its_mode() {
 
     let text = reader(&quorum).acquire().await.unwrap().detach().to_secret_text();
     assert!(quorum.attach(text.parse().unwrap()).await.unwrap().is_shared());
-}
-
-#[tokio::test]
-async fn permits_are_distinct_slots_and_limited_in_number() {
-    let (nodes, ours) = quorum(3).await;
-    let theirs = connect(nodes.urls()).await;
-    let mut held = Vec::new();
-    for turn in 0..4 {
-        let quorum = if turn % 2 == 0 { &ours } else { &theirs };
-        held.push(quorum.semaphore("s", 4).try_acquire().await.unwrap());
-    }
-    let slots: HashSet<_> = held.iter().map(|permit| permit.slot().unwrap()).collect();
-    assert_eq!(slots, HashSet::from([0, 1, 2, 3]));
-    for permit in &held {
-        assert_eq!(permit.key(), format!("s:{:02}", permit.slot().unwrap()).as_bytes());
-    }
-    for quorum in [&ours, &theirs] {
-        assert_refused(&quorum.semaphore("s", 4).try_acquire().await);
-    }
-    let freed = held.remove(2);
-    let (slot, fence) = (freed.slot(), freed.fence());
-    freed.release().await.unwrap();
-    let next = theirs.semaphore("s", 4).try_acquire().await.unwrap();
-    assert_eq!(next.slot(), slot);
-    assert!(next.fence() > fence, "fences of a slot grow");
 }
 
 #[tokio::test]
@@ -334,4 +287,62 @@ async fn lock_on_any_key_excludes_other_locks_on_that_key() {
     let attached = theirs.attach(east.detach()).await.unwrap();
     assert_eq!((attached.key(), attached.slot()), (&b"east"[..], Some(0)));
     assert_eq!(nodes_holding(&nodes, "west"), 3);
+}
+
+#[tokio::test]
+async fn detached_lock_is_attached_from_its_text_and_is_never_free() {
+    let (nodes, giver) = quorum(3).await;
+    let taker = connect(nodes.urls()).await;
+    let lock = giver.lock("orders/42").ttl(Duration::from_secs(10)).acquire().await.unwrap();
+    let (fence, watch) = (lock.fence(), lock.watch());
+    wait_until_all_hold(&nodes, "orders/42").await;
+    let text = lock.detach().to_secret_text();
+    assert!(watch.ended().await.is_none(), "no loss is reported");
+    assert!(watch.ownership().is_lost());
+    assert_refused(&giver.lock("orders/42").try_acquire().await);
+
+    let mut lock = taker.attach(text.parse().unwrap()).await.unwrap();
+    assert_eq!(lock.key(), b"orders/42");
+    assert!(lock.fence() > fence);
+    assert!(lock.remaining() > Duration::from_secs(9));
+    until_held_on(&lock, 3).await;
+    lock.extend().await.unwrap();
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    wait_until_free(&nodes, "orders/42").await;
+}
+
+#[tokio::test]
+async fn at_most_one_process_attaches_the_same_text() {
+    let (nodes, giver) = quorum(5).await;
+    let takers = [connect(nodes.urls()).await, connect(nodes.urls()).await];
+    let mut attached = 0;
+    for n in 0..20 {
+        let key = format!("k{n}");
+        let lock = giver.lock(&key).acquire().await.unwrap();
+        wait_until_all_hold(&nodes, &key).await;
+        let text = lock.detach().to_secret_text();
+        let mut attaching = JoinSet::new();
+        for taker in takers.clone() {
+            let detached: DetachedLock = text.parse().unwrap();
+            attaching.spawn(async move { taker.attach(detached).await });
+        }
+        let locks: Vec<_> = attaching.join_all().await.into_iter().flatten().collect();
+        assert!(locks.len() <= 1, "{locks:?}");
+        attached += locks.len();
+    }
+    assert!(attached > 0);
+}
+
+#[tokio::test]
+async fn description_for_another_process_releases_the_lock_that_is_still_held() {
+    let (nodes, holder) = quorum(3).await;
+    let other = connect(nodes.urls()).await;
+    let mut lock = holder.lock("k").acquire().await.unwrap();
+    wait_until_all_hold(&nodes, "k").await;
+    let text = lock.to_detached().to_secret_text();
+    lock.extend().await.unwrap();
+    assert_eq!(other.release_detached(text.parse().unwrap()).await.unwrap(), Released::Released);
+    wait_until_free(&nodes, "k").await;
+    let extended = lock.extend().await;
+    assert!(matches!(extended, Err(ExtendError::Lost { .. })), "{extended:?}");
 }

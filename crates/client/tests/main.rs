@@ -4,19 +4,15 @@
 
 mod blocking;
 mod common;
-mod detach;
 mod errors;
 mod examples;
 mod fences;
-mod inspect;
 mod kinds;
-mod limits;
 mod membership;
 mod nodes;
 mod one_failing_node;
-mod pauses;
+mod operators;
 mod renewal;
 mod results;
-mod revoke;
 mod secrets;
 mod waiting;

@@ -198,12 +198,3 @@ async fn client_that_does_not_list_the_whole_set_acquires_nothing() {
 fn assert_not_admitted(error: &AcquireError) {
     assert!(matches!(first_failure(error), NodeError::NotAdmitted { .. }), "{error}");
 }
-
-#[tokio::test]
-async fn program_may_name_the_expected_set() {
-    let node = Server::with_module().arg("lock.set", set(1, "1")).start().unwrap();
-    let right = Quorum::builder().node(node.url()).set("eu").connect().await.unwrap();
-    patiently(&right, "k").acquire().await.unwrap().release().await.unwrap();
-    let wrong = Quorum::builder().node(node.url()).set("us").connect().await.unwrap();
-    assert_not_admitted(&patiently(&wrong, "k").acquire().await.unwrap_err());
-}

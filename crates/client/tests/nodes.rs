@@ -1,7 +1,8 @@
-//! Connections to nodes: addresses, users, and certificates.
+//! Connections to nodes: addresses, users, certificates, and distant nodes.
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::common::{
     PATIENCE, connect, first_failure, locker_rules, nodes_and_voters, patiently, set_user,
@@ -11,6 +12,7 @@ use quorlock_client::{AcquireError, ConnectError, NodeError, Quorum, Released};
 use quorlock_core::client::limits;
 use quorlock_testkit::{Direction, Nodes, Proxy, ReservedPort, Server, eventually_async};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use tokio::time::Instant;
 
 /// Writes the TLS files of a server on 127.0.0.1. Returns the certificate of their new authority.
 fn write_certificates(dir: &Path) -> String {
@@ -289,4 +291,36 @@ async fn connect_to_two(urls: [String; 3]) -> Quorum {
     let quorum = Quorum::builder().nodes(urls).node_timeout(PATIENCE).connect().await.unwrap();
     until_voting(&quorum, 2).await;
     quorum
+}
+
+/// `make test-distant` runs this test for a minute.
+#[tokio::test]
+async fn every_lock_is_acquired_on_nodes_that_are_200_ms_away() {
+    let seconds = std::env::var("QUORLOCK_DISTANT_S").map_or(2, |seconds| seconds.parse().unwrap());
+    let nodes = Nodes::start(3);
+    let proxies: Vec<_> = nodes.iter().map(|node| Proxy::start(node.url())).collect();
+    for proxy in &proxies {
+        proxy.delay(Direction::ToServer, Duration::from_millis(100));
+        proxy.delay(Direction::ToClient, Duration::from_millis(100));
+    }
+    let quorum = Quorum::connect(proxies.iter().map(Proxy::url)).await.unwrap();
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let callers = (0..4).map(|caller| {
+        let quorum = quorum.clone();
+        tokio::spawn(async move {
+            let mut locks = 0;
+            while Instant::now() < until {
+                let lock = quorum.lock(format!("k{caller}")).acquire().await;
+                let mut lock = lock.unwrap_or_else(|error| panic!("after {locks} locks: {error}"));
+                lock.extend().await.unwrap();
+                lock.release().await.unwrap();
+                locks += 1;
+            }
+            locks
+        })
+    });
+    let locks: u32 =
+        futures_util::future::join_all(callers).await.into_iter().map(Result::unwrap).sum();
+    println!("{locks} locks in {seconds} s, none refused");
+    assert!(locks > 0);
 }

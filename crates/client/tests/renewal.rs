@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::common::{
     PATIENCE, assert_refused, calls, connect, net, quorum, wait_until_all_hold, wait_until_free,
 };
-use quorlock_client::{ExtendError, LockWatch, LostError, Ownership, Released, RunError};
+use quorlock_client::{LockWatch, LostError, Ownership, Released, RunError};
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
@@ -89,27 +89,6 @@ async fn loss_drops_the_work_and_is_known_before_another_client_acquires() {
 }
 
 #[tokio::test]
-async fn dropped_run_drops_the_work_and_releases_the_lock() {
-    let (nodes, quorum) = quorum(3).await;
-    let in_use = Arc::new(());
-    let users = Arc::downgrade(&in_use);
-    let (start, started) = oneshot::channel();
-    let builder = quorum.lock("k");
-    let running = tokio::spawn(async move {
-        let work = async move |_| {
-            start.send(()).unwrap();
-            std::future::pending::<()>().await;
-            drop(in_use);
-        };
-        builder.run(work).await
-    });
-    started.await.unwrap();
-    running.abort();
-    wait_until_free(&nodes, "k").await;
-    assert_eq!(users.strong_count(), 0, "the work is dropped");
-}
-
-#[tokio::test]
 async fn work_is_not_polled_after_the_loss_of_the_lock() {
     let (_nodes, quorum) = quorum(3).await;
     let late = Arc::new(AtomicUsize::new(0));
@@ -134,22 +113,6 @@ async fn work_is_not_polled_after_the_loss_of_the_lock() {
         assert!(matches!(error, RunError::Lost { finished: false, .. }), "{error}");
     }
     assert_eq!(late.load(Ordering::SeqCst), 0);
-}
-
-#[tokio::test]
-async fn lock_is_held_then_uncertain_then_lost_when_all_nodes_fall_silent() {
-    let net = net(3).await;
-    let mut lock = net.quorum.lock("k").ttl(Duration::from_secs(3)).acquire().await.unwrap();
-    let Ownership::Held(until) = lock.ownership() else { panic!("{lock:?}") };
-    assert!(until.remaining() > Duration::from_millis(100));
-    net.hold(Direction::ToClient);
-    assert!(matches!(lock.extend().await, Err(ExtendError::NoQuorum { .. })));
-    let Ownership::Uncertain(uncertain_until) = lock.ownership() else { panic!("{lock:?}") };
-    assert!(uncertain_until.remaining() <= until.remaining() + Duration::from_millis(1));
-    let lost = timeout(PATIENCE, lock.lost()).await.expect("a loss is noticed without nodes");
-    assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
-    assert_eq!(lock.ownership(), Ownership::Lost);
-    assert_eq!(lock.remaining(), Duration::ZERO);
 }
 
 #[tokio::test]

@@ -1,13 +1,16 @@
-//! The results of calls are true, and calls that are dropped leave nothing.
+//! The results of calls are true, also when the process was paused or a runtime ends, and calls
+//! that are dropped leave nothing.
 
 use std::time::Duration;
 
 use crate::common::{
-    PATIENCE, first_failure, info, quorum, set_user, wait_until_all_hold, wait_until_free,
+    PATIENCE, calls, connect, exists, first_failure, info, net, quorum, set_user,
+    wait_until_all_hold, wait_until_free,
 };
 use futures_util::future::join_all;
-use quorlock_client::{AcquireError, NodeError, Quorum, Released};
-use quorlock_testkit::{Server, eventually_async};
+use quorlock_client::{AcquireError, ExtendError, NodeError, Quorum, ReleaseError, Released};
+use quorlock_testkit::{Direction, Nodes, Server, eventually, eventually_async};
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -49,15 +52,6 @@ async fn permanent_errors_fail_at_once_and_are_named() {
     let error = error_at_once(urls).await;
     assert_eq!(error, NodeError::Replica);
     assert!(error.to_string().contains("replica"), "{error}");
-}
-
-#[tokio::test]
-async fn dropped_lock_is_free_for_the_next_call_of_the_program() {
-    let (_nodes, quorum) = quorum(3).await;
-    for _ in 0..50 {
-        drop(quorum.lock("k").try_acquire().await.unwrap());
-        drop(quorum.lock("k").try_acquire().await.expect("the lock was dropped"));
-    }
 }
 
 #[tokio::test]
@@ -106,4 +100,52 @@ async fn locks_of_many_concurrent_tasks_are_released_on_every_node() {
 
 fn keys(node: &Server) -> usize {
     redis::cmd("DBSIZE").query(&mut node.connection()).unwrap()
+}
+
+#[tokio::test]
+async fn call_that_was_paused_reads_the_grants_before_it_gives_up() {
+    // Longer than the steps of this test before the pause.
+    const LIMIT: Duration = Duration::from_millis(700);
+    let net = net(3).await;
+    let lock = net.quorum.lock("k").node_timeout(LIMIT);
+    net.hold(Direction::ToClient);
+    let call = tokio::spawn(async move { lock.try_acquire().await });
+    while !net.nodes.iter().all(|node| exists(node, "k")) {
+        tokio::task::yield_now().await;
+    }
+    // The only thread of the runtime stops. Meanwhile, the answers arrive.
+    net.heal();
+    std::thread::sleep(LIMIT * 2);
+    drop(call.await.unwrap().unwrap());
+}
+
+#[test]
+fn extension_fails_when_its_runtime_ends_meanwhile() {
+    let first = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (net, mut lock) = first.block_on(async {
+        let net = net(3).await;
+        let lock = net.quorum.lock("k").acquire().await.unwrap();
+        (net, lock)
+    });
+    net.hold(Direction::ToClient);
+    let extending = std::thread::spawn(move || {
+        let second = Builder::new_current_thread().enable_all().build().unwrap();
+        second.block_on(lock.extend())
+    });
+    let is_sent = || calls(&net.nodes[0], "lock.extend") > 0;
+    eventually(PATIENCE, "the extension is sent", is_sent);
+    drop(first);
+    let error = extending.join().unwrap().unwrap_err();
+    assert!(matches!(error, ExtendError::RuntimeEnded), "{error}");
+}
+
+#[test]
+fn release_fails_without_panic_after_the_runtime_has_ended() {
+    let nodes = Nodes::start(3);
+    let (own, other) = (Runtime::new().unwrap(), Runtime::new().unwrap());
+    let lock =
+        own.block_on(async { connect(nodes.urls()).await.lock("k").acquire().await.unwrap() });
+    drop(own);
+    let released = other.block_on(lock.release());
+    assert!(matches!(released, Err(ReleaseError::NoQuorum { .. })), "{released:?}");
 }

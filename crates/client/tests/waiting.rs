@@ -1,6 +1,5 @@
 //! Waiters stand in line on all nodes, in the order of their tickets.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use crate::common::{
     wait_until_all_hold, wait_until_free, waiters,
 };
 use quorlock_client::{AcquireError, Lock};
-use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually_async};
+use quorlock_testkit::{Direction, Nodes, Proxy, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
@@ -95,37 +94,6 @@ async fn every_waiter_acquires_in_order_although_one_node_of_three_fails() {
 }
 
 #[tokio::test]
-async fn killed_wait_connections_cost_no_place() {
-    let net = net(3).await;
-    let holder = held_everywhere(&net).await;
-    let line = Line::start(&net, 3).await;
-    for _ in 0..3 {
-        let killed: usize = net.nodes.iter().map(kill_wait_connections).sum();
-        assert!(killed > 0, "no client waits");
-        until_in_line(&net.nodes, 3).await;
-    }
-    holder.release().await.unwrap();
-    line.assert_served_in_order("the connections were killed").await;
-}
-
-/// Closes all connections that are blocked by a WAIT. Returns their number.
-fn kill_wait_connections(node: &Server) -> usize {
-    let mut connection = node.connection();
-    let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut connection).unwrap();
-    let field = |client: &str, name: &str| {
-        client.split(' ').find_map(|field| Some(field.strip_prefix(name)?.to_owned()))
-    };
-    let blocked = clients.lines().filter(|client| field(client, "flags=").unwrap().contains('b'));
-    let ids: Vec<_> = blocked.map(|client| field(client, "id=").unwrap()).collect();
-    ids.iter()
-        .map(|id| {
-            let mut kill = redis::cmd("CLIENT");
-            kill.arg(&["KILL", "ID", id]).query::<usize>(&mut connection).unwrap()
-        })
-        .sum()
-}
-
-#[tokio::test]
 async fn wait_connection_whose_answer_was_lost_is_closed() {
     let net = net(3).await;
     let _holder = held_everywhere(&net).await;
@@ -170,30 +138,6 @@ async fn wait_without_end_stands_in_line() {
         waiting.await.unwrap().release().await.unwrap();
         wait_until_free(&nodes, "k").await;
     }
-}
-
-#[tokio::test]
-async fn only_one_call_of_a_program_waits_on_a_node() {
-    let (nodes, quorum) = quorum(3).await;
-    let lock = quorum.lock("k").acquire().await.unwrap();
-    let acquired = Arc::new(AtomicUsize::new(0));
-    let mut tasks = JoinSet::new();
-    for _ in 0..100 {
-        let (quorum, acquired) = (quorum.clone(), Arc::clone(&acquired));
-        tasks.spawn(async move {
-            let lock = quorum.lock("k").wait(Duration::from_secs(60)).acquire().await.unwrap();
-            acquired.fetch_add(1, Ordering::Relaxed);
-            lock.release().await.unwrap();
-        });
-    }
-    until_in_line(&nodes, 1).await;
-    lock.release().await.unwrap();
-    while let Some(done) = tasks.join_next().await {
-        done.unwrap();
-        assert!(nodes.iter().map(waiters).max() <= Some(1));
-    }
-    assert_eq!(acquired.load(Ordering::Relaxed), 100);
-    wait_until_free(&nodes, "k").await;
 }
 
 #[tokio::test]
