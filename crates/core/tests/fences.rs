@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::support::{ExtendReply, MAX_TTL_MS, Server};
+use crate::support::{MAX_TTL_MS, Server};
 use proptest::prelude::*;
 use quorlock_core::client::FenceProposals;
-use quorlock_core::node::FenceError;
+use quorlock_core::node::{CommandError, FenceError, Reply};
 use quorlock_core::quorum::{
     Acquisition, FenceAnswer, Loss, Majority, Moment, Step, Validity, Vote, Win,
 };
@@ -40,8 +40,8 @@ fn attempt(servers: &mut [Server], order: &[usize], proposal: Fence) -> Outcome 
                     fence_requests += 1;
                     let answer =
                         match servers[node].extend_with(KEY, TOKEN, TTL_MS, Some(fence), None) {
-                            ExtendReply::Held { fence } => FenceAnswer::Stored(fence),
-                            ExtendReply::BadFence(FenceError::TooFarAhead { .. }) => {
+                            Ok(Reply::Extended(fence)) => FenceAnswer::Stored(fence),
+                            Err(CommandError::BadFence(FenceError::TooFarAhead { .. })) => {
                                 FenceAnswer::Unacceptable
                             }
                             _ => FenceAnswer::Failed,

@@ -3,7 +3,7 @@
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
-use crate::support::{AcquireCommand, ExtendReply, MAX_TTL_MS, REVOKED_VALUE, Server};
+use crate::support::{AcquireCommand, MAX_TTL_MS, REVOKED_VALUE, Server};
 use quorlock_core::Fence;
 use quorlock_core::node::{CommandError, KeyEvent, Mode, Reason, Reply, ServerEvent};
 
@@ -46,7 +46,7 @@ fn nodes_that_decide_alike_are_equal_whatever_their_history() {
     assert!(one.node() != other.node() && hash(&one) != hash(&other), "a later deadline");
     one.extend(b"a", b"t", 2000).unwrap();
     assert!(one.node() == other.node());
-    one.acquire_or_wait(b"a", b"w", 1000, 5000);
+    one.wait_for_all(&[b"a"], b"w", 1000, 5000);
     assert!(one.node() != other.node() && hash(&one) != hash(&other), "a client waits");
 }
 
@@ -58,7 +58,7 @@ fn keys_of_a_lock_stay_together_when_the_table_shrinks() {
     }
     server.acquire_all(&[b"a", b"b", b"c"], b"t", 50_000, None).unwrap();
     server.turn_after_ms(2000);
-    server.extend_all(&[b"a", b"b", b"c"], b"t", 60_000).fence();
+    server.extend_all(&[b"a", b"b", b"c"], b"t", 60_000).unwrap();
     server.remove_key(b"b", KeyEvent::Removed);
     server.run_turns();
     assert!(server.is_empty());
@@ -208,7 +208,7 @@ fn write_that_the_server_refuses_leaves_the_lock_revoked() {
     assert_eq!(server.text(b"k"), REVOKED_VALUE);
     assert_eq!(
         server.extend_all(&[b"k"], b"token", 10_000),
-        ExtendReply::Revoked { left_ms: 9000 }
+        Err(CommandError::Revoked { left_ms: 9000 })
     );
 }
 

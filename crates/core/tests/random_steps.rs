@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use crate::support::{AcquireCommand, ExtendReply, REVOKED_VALUE, Server, WaitResult};
+use crate::support::{AcquireCommand, REVOKED_VALUE, Server, WaitResult};
 use proptest::prelude::*;
 use quorlock_core::Fence;
-use quorlock_core::node::{BlockedId, Holder, KeyEvent, Mode, Reply};
+use quorlock_core::node::{BlockedId, CommandError, Holder, KeyEvent, Mode, Reply};
 
 const KEYS: u8 = 4;
 const NAMES: [&[u8]; 4] = [&[0], &[1], &[2], &[3]];
@@ -314,10 +314,10 @@ impl Run {
         let extended = self.server.extend_as(mode, &keys, &held.token, ttl_ms, None, None);
         if held.is_revoked {
             let left_ms = (held.until_us - now_us).div_ceil(1000);
-            prop_assert_eq!(extended, ExtendReply::Revoked { left_ms });
+            prop_assert_eq!(extended, Err(CommandError::Revoked { left_ms }));
             return Ok(());
         }
-        prop_assert_eq!(extended, ExtendReply::Held { fence: held.fence });
+        prop_assert_eq!(extended, Ok(Reply::Extended(held.fence)));
         let belief = self.held.iter_mut().find(|other| other.token == held.token).unwrap();
         belief.until_us = belief.until_us.max(now_us + ttl_ms * 1000);
         if shares {
@@ -337,7 +337,7 @@ impl Run {
                 if let Some(held) = self.nth(nth).filter(|held| held.keys != keys) {
                     let has_all = held.keys & keys == keys;
                     let expected =
-                        if has_all { ExtendReply::OtherKeys } else { ExtendReply::NotHeld };
+                        if has_all { Err(CommandError::OtherKeys) } else { Ok(Reply::NotHeld) };
                     prop_assert_eq!(self.server.extend_all(&names(keys), &held.token, 1), expected);
                 }
             }
@@ -348,7 +348,7 @@ impl Run {
                     let reply = self.server.extend_all_with(&keys, &held.token, 1, None, swapped);
                     self.held.retain(|other| other.token != held.token);
                     let until_us = held.until_us.max(self.server.mono_us + 1000);
-                    let fence = reply.fence();
+                    let Ok(Reply::Extended(fence)) = reply else { panic!("{reply:?}") };
                     self.record_grant(Belief { token, fence, until_us, ..held })?;
                 }
             }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::scripted::{Client, Sent, spec};
-use crate::support::{ExtendReply, Inspected, MAX_TTL_MS, Server, settings};
+use crate::support::{Inspected, MAX_TTL_MS, Server, settings};
 use quorlock_core::client::{
     Acquire, Action, Command, Context, Hold, HoldAction, LeaseInfo, NodeError, NodeRevocation,
     Outcome, Release, Response, Revocation, RevocationState, RevokeCommand, RevokeMode,
     RevokeReply,
 };
-use quorlock_core::node::Holder;
+use quorlock_core::node::{CommandError, Holder, Reply};
 use quorlock_core::quorum::{LossReason, Moment, Ownership};
 
 const K: &[u8] = b"k";
@@ -66,9 +66,9 @@ impl World {
                 node.acquire(K, token, ttl_ms, Some(fence)).map_or(Response::No, Response::Fence)
             }
             Command::Extend { fence } => match node.extend_with(K, token, ttl_ms, fence, None) {
-                ExtendReply::Held { fence } => Response::Fence(fence),
-                ExtendReply::NotHeld => Response::No,
-                ExtendReply::Revoked { left_ms } => {
+                Ok(Reply::Extended(fence)) => Response::Fence(fence),
+                Ok(Reply::NotHeld) => Response::No,
+                Err(CommandError::Revoked { left_ms }) => {
                     Response::Failed(NodeError::Revoked { left_ms })
                 }
                 other => panic!("{other:?}"),

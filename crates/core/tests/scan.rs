@@ -125,7 +125,7 @@ fn locks_with_waiters_or_many_keys_end_a_slice_early() {
     let of_many_keys = scan_in(&mut server, 0, 0, None, 1000).locks.len();
     for (number, key) in names.iter().enumerate() {
         for waiter in 0..10 {
-            server.acquire_or_wait(key, &[waiter], 1000, 1000 + number as u64).blocked_id();
+            server.wait_for_all(&[key], &[waiter], 1000, 1000 + number as u64);
         }
     }
     let of_waiters = scan_in(&mut server, 0, 0, None, 1000).locks.len();

@@ -1,8 +1,6 @@
 //! The order of a turn: which keys the node checks, writes, propagates and hands over, and when.
 
-use crate::support::{
-    AcquireCommand, AcquireReply, ExtendReply, Inspected, MAX_TTL_MS, Server, WaitResult,
-};
+use crate::support::{AcquireCommand, Inspected, MAX_TTL_MS, Server, WaitResult};
 use quorlock_core::node::memory_server::{Name, Value};
 use quorlock_core::node::{
     BlockedId, Command, CommandError, Holder, KeyEvent, Mode, Reason, Release, Reply, ServerEvent,
@@ -10,7 +8,7 @@ use quorlock_core::node::{
 };
 
 fn enqueue(server: &mut Server, keys: &[&[u8]], token: &[u8], wait_ms: u64) -> BlockedId {
-    server.acquire_all_or_wait(keys, token, 60_000, wait_ms).blocked_id()
+    server.wait_for_all(keys, token, 60_000, wait_ms)
 }
 
 fn enqueue_many(server: &mut Server, keys: &[&[u8]], clients: u32, wait_ms: u64) {
@@ -154,8 +152,8 @@ fn work_of_a_freed_key_does_not_grow_with_waiters_times_keys() {
         );
     }
     assert!(turns > 1, "2000 waiters are more than one turn may consider");
-    let last = server.acquire_all_or_wait(&[all[0]], b"newcomer", 1000, 1000);
-    assert!(matches!(last, AcquireReply::Granted(_)), "the waiters reserve nothing");
+    let newcomer = server.acquire(all[0], b"newcomer", 1000, None);
+    assert!(newcomer.is_some(), "the waiters reserve nothing");
 }
 
 #[test]
@@ -166,9 +164,9 @@ fn work_of_a_release_does_not_grow_with_waiters_that_are_refused() {
     }
     enqueue(&mut server, &[b"k"], b"writer", 60_000);
     for n in 0..200_u8 {
-        server.acquire_shared_or_wait(b"k", &[b't', n], 60_000, 60_000).blocked_id();
+        server.wait_for_shared(b"k", &[b't', n], 60_000, 60_000);
         // The token now holds the lock that it waits for.
-        server.extend_with(b"k", &[b'x', n], 60_000, None, Some(&[b't', n])).fence();
+        server.extend_with(b"k", &[b'x', n], 60_000, None, Some(&[b't', n])).unwrap();
     }
     let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"writer"));
     let release = Release { db: 0, keys: &keys, token: &token };
@@ -207,7 +205,7 @@ fn release_of_many_keys_leaves_handovers_to_the_next_turns() {
     let all: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
     server.acquire_all(&all, b"holder", 60_000, None).unwrap();
     for n in 0..64_u8 {
-        server.acquire_any_or_wait(&all, &[n], 60_000, 60_000).blocked_id();
+        server.wait_for_any(&all, &[n], 60_000, 60_000);
     }
     let names: Vec<_> = keys.iter().map(|key| Name::from_slice(key)).collect();
     let token = Name::from_slice(b"holder");
@@ -264,7 +262,8 @@ fn replica_extends_releases_and_deletes_nothing() {
     let mut server = Server::new();
     server.handle_event(&ServerEvent::Demoted);
     server.set(b"k", b"a", Some(1000));
-    assert_eq!(server.extend_all(&[b"k"], b"a", 1000), ExtendReply::Abstaining);
+    let extended = server.extend_all(&[b"k"], b"a", 1000);
+    assert!(matches!(extended, Err(CommandError::Abstaining { .. })), "{extended:?}");
     assert!(!server.release(b"k", b"a"));
     server.mono_us += 3_600_000_000;
     server.run_turns();
@@ -463,9 +462,13 @@ fn doubted_mirror_is_compared_before_many_deadlines_are_sorted() {
 fn full_queue_is_no_error_for_a_client_that_cannot_block() {
     let mut server = Server::with_max_waiters(0);
     server.acquire(b"k", b"a", 50_000, None).unwrap();
-    assert_eq!(server.acquire_or_wait(b"k", b"b", 1000, 1000), AcquireReply::QueueFull);
+    let ask = |server: &mut Server| {
+        let terms = (Mode::Exclusive, None, 1000);
+        server.execute_acquire(&[b"k"], b"b", 1000, terms, AcquireCommand::Acquire)
+    };
+    assert_eq!(ask(&mut server), Err(CommandError::QueueFull { max_waiters: 0 }));
     server.allows_blocking = false;
-    assert_eq!(server.acquire_or_wait(b"k", b"c", 1000, 1000), AcquireReply::Refused);
+    assert_eq!(ask(&mut server), Ok(Reply::Refused));
 }
 
 /// The number of holders that INSPECT shows for a shared key.
@@ -519,7 +522,7 @@ fn release_grants_the_first_readers_and_later_turns_the_others() {
     let mut server = Server::with_max_waiters(1000);
     server.acquire(b"k", b"writer", 60_000, None).unwrap();
     let readers: Vec<_> = (0..450_u32)
-        .map(|n| server.acquire_shared_or_wait(b"k", &n.to_le_bytes(), 1000, 50_000).blocked_id())
+        .map(|n| server.wait_for_shared(b"k", &n.to_le_bytes(), 1000, 50_000))
         .collect();
     let second_writer = enqueue(&mut server, &[b"k"], b"second writer", 50_000);
     assert!(server.release(b"k", b"writer"));
@@ -545,9 +548,8 @@ fn handover_to_one_of_many_waiters_for_many_keys_costs_few_jobs() {
     for key in &all {
         server.acquire(key, b"x", 60_000, None).unwrap();
     }
-    let blocked_ids: Vec<_> = (0..1000_u32)
-        .map(|n| server.acquire_any_or_wait(&all, &n.to_le_bytes(), 1000, 50_000).blocked_id())
-        .collect();
+    let blocked_ids: Vec<_> =
+        (0..1000_u32).map(|n| server.wait_for_any(&all, &n.to_le_bytes(), 1000, 50_000)).collect();
     server.run_turns();
     for (n, blocked_id) in blocked_ids[..64].iter().enumerate() {
         assert!(server.release(all[63 - n], b"x"));

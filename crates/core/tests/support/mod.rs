@@ -9,8 +9,8 @@ use std::collections::HashMap;
 
 use quorlock_core::node::memory_server::{self, Name, Value};
 use quorlock_core::node::{
-    self, Acquire, BlockedId, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent,
-    Mode, Monotonic, Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, WaitReply,
+    self, Acquire, BlockedId, Command, CommandError, Extend, Holder, Inspect, KeyEvent, Mode,
+    Monotonic, Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -61,51 +61,6 @@ impl WaitResult {
                 None
             }
             Self::Failed(error) => panic!("{error:?}"),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AcquireReply {
-    Granted(Fence),
-    /// ACQUIREANY: the fence, and the index of the key.
-    GrantedOne(Fence, usize),
-    Waits(BlockedId),
-    Refused,
-    QueueFull,
-    AlreadyWaits,
-    Abstaining,
-}
-
-impl AcquireReply {
-    #[track_caller]
-    pub(crate) fn blocked_id(self) -> BlockedId {
-        match self {
-            Self::Waits(blocked_id) => blocked_id,
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ExtendReply {
-    Held { fence: Fence },
-    NotHeld,
-    OtherKeys,
-    BadFence(FenceError),
-    Abstaining,
-    Revoked { left_ms: u64 },
-    SeveralShared,
-    TokenInUse,
-}
-
-impl ExtendReply {
-    /// The fence of the extended lock. Fails unless the lock was extended.
-    #[track_caller]
-    pub(crate) fn fence(self) -> Fence {
-        match self {
-            Self::Held { fence } => fence,
-            other => panic!("{other:?}"),
         }
     }
 }
@@ -391,47 +346,55 @@ impl Server {
         }
     }
 
-    pub(crate) fn acquire_or_wait(
-        &mut self,
-        key: &[u8],
-        token: &[u8],
-        ttl_ms: u64,
-        wait_ms: u64,
-    ) -> AcquireReply {
-        self.acquire_all_or_wait(&[key], token, ttl_ms, wait_ms)
-    }
-
-    pub(crate) fn acquire_all_or_wait(
+    /// ACQUIRE or MACQUIRE of a client that waits. Returns its id, as the next two methods do.
+    #[track_caller]
+    pub(crate) fn wait_for_all(
         &mut self,
         keys: &[&[u8]],
         token: &[u8],
         ttl_ms: u64,
         wait_ms: u64,
-    ) -> AcquireReply {
-        let terms = (Mode::Exclusive, wait_ms);
-        self.execute_wait(keys, token, ttl_ms, terms, AcquireCommand::Acquire)
+    ) -> BlockedId {
+        let terms = (Mode::Exclusive, None, wait_ms);
+        self.wait(keys, token, ttl_ms, terms, AcquireCommand::Acquire)
     }
 
-    pub(crate) fn acquire_shared_or_wait(
+    #[track_caller]
+    pub(crate) fn wait_for_shared(
         &mut self,
         key: &[u8],
         token: &[u8],
         ttl_ms: u64,
         wait_ms: u64,
-    ) -> AcquireReply {
-        let terms = (Mode::Shared, wait_ms);
-        self.execute_wait(&[key], token, ttl_ms, terms, AcquireCommand::Acquire)
+    ) -> BlockedId {
+        let terms = (Mode::Shared, None, wait_ms);
+        self.wait(&[key], token, ttl_ms, terms, AcquireCommand::Acquire)
     }
 
-    pub(crate) fn acquire_any_or_wait(
+    #[track_caller]
+    pub(crate) fn wait_for_any(
         &mut self,
         keys: &[&[u8]],
         token: &[u8],
         ttl_ms: u64,
         wait_ms: u64,
-    ) -> AcquireReply {
-        let terms = (Mode::Exclusive, wait_ms);
-        self.execute_wait(keys, token, ttl_ms, terms, AcquireCommand::AcquireAny)
+    ) -> BlockedId {
+        let terms = (Mode::Exclusive, None, wait_ms);
+        self.wait(keys, token, ttl_ms, terms, AcquireCommand::AcquireAny)
+    }
+
+    #[track_caller]
+    fn wait(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+        terms: (Mode, Option<Fence>, u64),
+        command: AcquireCommand,
+    ) -> BlockedId {
+        let reply = self.execute_acquire(keys, token, ttl_ms, terms, command);
+        assert_eq!(reply, Ok(Reply::Waits));
+        self.last_blocked_id()
     }
 
     /// ACQUIRE or MACQUIRE with a ticket. Zero is the front of the queue.
@@ -457,29 +420,7 @@ impl Server {
         wait_ms: u64,
     ) -> BlockedId {
         assert_eq!(self.ask(keys, token, 1000, ticket, wait_ms), Ok(Reply::Waits));
-        BlockedId(self.blocked_ids)
-    }
-
-    /// A `wait_ms` of 0 counts as 1, because 0 means no WAIT.
-    fn execute_wait(
-        &mut self,
-        keys: &[&[u8]],
-        token: &[u8],
-        ttl_ms: u64,
-        (mode, wait_ms): (Mode, u64),
-        command: AcquireCommand,
-    ) -> AcquireReply {
-        let terms = (mode, None, wait_ms.max(1));
-        match self.execute_acquire(keys, token, ttl_ms, terms, command) {
-            Ok(Reply::Granted(fence)) => AcquireReply::Granted(fence),
-            Ok(Reply::GrantedOne { fence, key }) => AcquireReply::GrantedOne(fence, key),
-            Ok(Reply::Waits) => AcquireReply::Waits(self.last_blocked_id()),
-            Ok(Reply::Refused) => AcquireReply::Refused,
-            Err(CommandError::QueueFull { .. }) => AcquireReply::QueueFull,
-            Err(CommandError::AlreadyWaits) => AcquireReply::AlreadyWaits,
-            Err(CommandError::Abstaining { .. }) => AcquireReply::Abstaining,
-            other => unreachable!("all values are strings: {other:?}"),
-        }
+        self.last_blocked_id()
     }
 
     pub(crate) fn execute_acquire(
@@ -504,7 +445,7 @@ impl Server {
 
     pub(crate) fn extend(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> Option<Fence> {
         match self.extend_all(&[key], token, ttl_ms) {
-            ExtendReply::Held { fence } => Some(fence),
+            Ok(Reply::Extended(fence)) => Some(fence),
             _ => None,
         }
     }
@@ -516,12 +457,17 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
         new_token: Option<&[u8]>,
-    ) -> ExtendReply {
+    ) -> Result<Reply, CommandError> {
         self.extend_all_with(&[key], token, ttl_ms, fence, new_token)
     }
 
     /// EXTEND of one key, or MEXTEND of several keys in this order.
-    pub(crate) fn extend_all(&mut self, keys: &[&[u8]], token: &[u8], ttl_ms: u64) -> ExtendReply {
+    pub(crate) fn extend_all(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+    ) -> Result<Reply, CommandError> {
         self.extend_all_with(keys, token, ttl_ms, None, None)
     }
 
@@ -532,7 +478,7 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
         new_token: Option<&[u8]>,
-    ) -> ExtendReply {
+    ) -> Result<Reply, CommandError> {
         self.extend_as(Mode::Exclusive, keys, token, ttl_ms, fence, new_token)
     }
 
@@ -544,22 +490,12 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
         new_token: Option<&[u8]>,
-    ) -> ExtendReply {
+    ) -> Result<Reply, CommandError> {
         let (keys, token) = (names(keys), Name::from_slice(token));
         let (ttl, new_token) = (Ttl::from_ms(ttl_ms).unwrap(), new_token.map(Name::from_slice));
         let (keys, token, new_token) = (&keys[..], &token, new_token.as_ref());
         let extend = Extend { db: 0, keys, token, ttl, mode, fence, new_token };
-        match self.execute(&Command::Extend(extend)) {
-            Ok(Reply::Extended(fence)) => ExtendReply::Held { fence },
-            Ok(Reply::NotHeld) => ExtendReply::NotHeld,
-            Err(CommandError::OtherKeys) => ExtendReply::OtherKeys,
-            Err(CommandError::BadFence(error)) => ExtendReply::BadFence(error),
-            Err(CommandError::Abstaining { .. }) => ExtendReply::Abstaining,
-            Err(CommandError::Revoked { left_ms }) => ExtendReply::Revoked { left_ms },
-            Err(CommandError::SeveralShared) => ExtendReply::SeveralShared,
-            Err(CommandError::TokenInUse) => ExtendReply::TokenInUse,
-            other => unreachable!("all values are strings: {other:?}"),
-        }
+        self.execute(&Command::Extend(extend))
     }
 
     pub(crate) fn release(&mut self, key: &[u8], token: &[u8]) -> bool {
