@@ -3,9 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::common::{PATIENCE, append_only, command};
-use quorlock_testkit::{
-    Inject as _, Server, ServerBuilder, WallClock, eventually, holds_within, module_path,
-};
+use quorlock_testkit::{Inject as _, Server, ServerBuilder, WallClock, eventually, holds_within};
 use redis::{Connection, RedisResult, Value, cmd};
 
 /// The abstention in most tests: long enough to send several commands.
@@ -36,7 +34,6 @@ fn abstention(connection: &mut Connection, key: &str) -> (u64, String) {
     let expected = match reason {
         "start" => for_ms("started recently"),
         "promotion" => for_ms("was a replica until recently"),
-        "swapdb" => for_ms("swapped two databases recently"),
         "replica" => "this node is a replica and grants no locks; ask its master".to_owned(),
         other => panic!("{other}: {sentence}"),
     };
@@ -134,19 +131,6 @@ fn rejoin_delay_may_be_shorter_or_longer_than_the_largest_ttl() {
 }
 
 #[test]
-fn config_set_neither_shortens_nor_prolongs_an_abstention() {
-    let begun = Instant::now();
-    let server = abstaining(2000).start().unwrap();
-    let connection = &mut server.connection();
-    for delay_ms in ["0", "-1", "1", "100000", "0"] {
-        cmd("CONFIG").arg("SET").arg("lock.rejoin-delay").arg(delay_ms).exec(connection).unwrap();
-        let (left_ms, _) = abstention(connection, "k");
-        assert!(left_ms <= 2000, "{left_ms}");
-    }
-    assert_votes_again_after(connection, begun, DELAY);
-}
-
-#[test]
 fn abstention_is_measured_on_a_clock_that_never_steps() {
     for step_ms in [3_600_000, -3_600_000] {
         let clock = WallClock::new();
@@ -196,60 +180,10 @@ fn inherited_lock_is_extended_and_released_during_an_abstention() {
 }
 
 #[test]
-fn inherited_lock_is_revoked_during_an_abstention() {
-    let mut server = append_only().start().unwrap();
-    command("LOCK.ACQUIRE k token 60000").exec(&mut server.connection()).unwrap();
-    server.kill();
-    server.set_arg("lock.rejoin-delay", LONG_MS);
-    server.restart().unwrap();
-    let connection = &mut server.connection();
-    assert_eq!(abstention(connection, "k").1, "start");
-    assert!(command("LOCK.REVOKE k").query::<bool>(connection).unwrap());
-    let extended: Option<u64> = command("LOCK.EXTEND k token 1000").query(connection).unwrap();
-    assert_eq!(extended, None);
-    assert!(command("EXISTS k").query::<bool>(connection).unwrap(), "it lasts to its deadline");
-}
-
-#[test]
-fn node_abstains_in_transactions_and_scripts() {
-    let server = abstaining(LONG_MS).start().unwrap();
-    let connection = &mut server.connection();
-    let mut transaction = redis::pipe();
-    transaction.atomic().cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(1000);
-    let error = transaction.query::<Value>(connection).unwrap_err();
-    assert!(error.to_string().contains("ABSTAIN"), "{error}");
-    let script = "return redis.call('LOCK.ACQUIRE', KEYS[1], 'token', 1000)";
-    let error = cmd("EVAL").arg(script).arg(1).arg("k").exec(connection).unwrap_err();
-    assert!(error.to_string().contains("ABSTAIN"), "{error}");
-    assert!(!cmd("EXISTS").arg("k").query::<bool>(connection).unwrap());
-}
-
-#[test]
 fn mistake_in_a_command_is_reported_before_an_abstention() {
     let server = abstaining(LONG_MS).start().unwrap();
     let error = command("LOCK.ACQUIRE k token 0").exec(&mut server.connection()).unwrap_err();
     assert!(error.to_string().contains("ttl must be"), "{error}");
-}
-
-#[test]
-fn module_that_is_loaded_into_a_running_server_abstains() {
-    let server = Server::builder().start().unwrap();
-    let connection = &mut server.connection();
-    let path = module_path().unwrap();
-    let begun = Instant::now();
-    cmd("MODULE").arg("LOAD").arg(path.to_str()).arg("max-ttl").arg(2000).exec(connection).unwrap();
-    assert_eq!(abstention(connection, "k").1, "start");
-    assert_votes_again_after(connection, begun, DELAY);
-}
-
-#[test]
-fn reload_of_the_servers_own_data_begins_no_abstention() {
-    let server = Server::with_module().arg("appendonly", "yes").start().unwrap();
-    let connection = &mut server.connection();
-    for from in ["RELOAD", "LOADAOF"] {
-        cmd("DEBUG").arg(from).exec(connection).unwrap();
-        assert!(acquire(connection, from, "token").unwrap().is_some());
-    }
 }
 
 #[test]
@@ -286,16 +220,4 @@ fn server_that_starts_as_a_replica_logs_that_it_abstains() {
         "{}",
         server.log()
     );
-}
-
-#[test]
-fn node_abstains_after_two_databases_were_swapped() {
-    let server = Server::with_module().arg("lock.max-ttl", 2000).start().unwrap();
-    let connection = &mut server.connection();
-    assert!(acquire(connection, "k", "token").unwrap().is_some());
-    let begun = Instant::now();
-    cmd("SWAPDB").arg(0).arg(1).exec(connection).unwrap();
-    assert_eq!(abstention(connection, "k").1, "swapdb");
-    assert_logs_abstention(&server, "swapdb");
-    assert_votes_again_after(connection, begun, DELAY);
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::{command, server};
+use crate::common::{RedisCli, command, server, server_and_cli};
 use quorlock_testkit::Server;
-use redis::{Connection, Value, cmd};
+use redis::Value::{self, Int, Nil, Okay};
+use redis::{Connection, cmd};
 
 const SECURITY: &str = include_str!("../docs/operations/security.md");
 
@@ -123,52 +124,13 @@ fn other_documented_users_have_only_the_lock_commands_of_their_kind() {
 }
 
 #[test]
-fn documented_locker_locks_only_keys_of_its_pattern() {
-    let server = server();
-    let connection = &mut server.connection();
-    let user = documented_user("locker");
-    set_user(connection, &user);
-    let password = user.iter().find_map(|word| word.strip_prefix('>')).expect("it has a password");
-    cmd("AUTH").arg(user[0]).arg(password).exec(connection).unwrap();
-
-    let fence: i64 = command("LOCK.ACQUIRE orders/1 token 9000").query(connection).unwrap();
-    let extended: i64 = command("LOCK.EXTEND orders/1 token 9000").query(connection).unwrap();
-    assert_eq!(extended, fence);
-    let shown: Value = command("LOCK.INSPECT orders/1").query(connection).unwrap();
-    assert!(matches!(shown, Value::Array(_)));
-    assert!(command("LOCK.RELEASE orders/1 token").query::<bool>(connection).unwrap());
-    for forbidden in [
-        "LOCK.ACQUIRE other/1 token 9000",
-        "LOCK.EXTEND other/1 token 9000",
-        "LOCK.INSPECT other/1",
-        "LOCK.RELEASE other/1 token",
-        // A user that can read the key knows the token.
-        "GET orders/1",
-        "DEL orders/1",
-        "CONFIG SET lock.rejoin-delay 0",
-    ] {
-        let error = command(forbidden).exec(connection).unwrap_err();
-        assert_eq!(error.code(), Some("NOPERM"), "{forbidden}: {error}");
-    }
-}
-
-#[test]
 fn documented_locker_can_be_written_into_redis_conf() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("redis.conf");
-    let by_category = "user by-category on nopass ~orders/* +@lock";
-    let knows_categories = has_module_categories(&mut server().connection());
-    let mut lines = format!("user {}\n", documented_user("locker").join(" "));
-    if knows_categories {
-        lines += by_category;
-    }
-    std::fs::write(&file, lines).unwrap();
+    std::fs::write(&file, format!("user {}\n", documented_user("locker").join(" "))).unwrap();
     let server = Server::with_module().config_file(&file).start().unwrap();
-    let connection = &mut server.connection();
-    for user in ["locker"].into_iter().chain(knows_categories.then_some("by-category")) {
-        let may = allowed_commands(connection, user, "orders/1");
-        assert!(PROGRAM_COMMANDS.iter().all(|command| may.contains(*command)), "{user}: {may:?}");
-    }
+    let may = allowed_commands(&mut server.connection(), "locker", "orders/1");
+    assert!(PROGRAM_COMMANDS.iter().all(|command| may.contains(*command)), "{may:?}");
 }
 
 #[test]
@@ -250,4 +212,28 @@ fn user_of_one_key_can_end_the_lock_of_several() {
         assert_eq!(command(line).query::<i64>(as_user).unwrap(), 1, "{line}");
         assert_eq!(command("EXISTS a b").query::<i64>(connection).unwrap(), 0, "{line}");
     }
+}
+
+#[test]
+fn permission_is_needed_for_each_of_several_keys() {
+    let (server, mut admin) = server_and_cli();
+    admin.reply("ACL SETUSER worker on nopass ~k* +@all");
+    let mut worker = RedisCli::new(&server);
+    worker.reply("AUTH worker any");
+    assert_ne!(worker.reply("LOCK.MACQUIRE 2 k1 k2 a 60000"), Nil);
+    for line in [
+        "LOCK.MACQUIRE 2 k3 other a 60000",
+        "LOCK.MACQUIRE 2 other k3 a 60000",
+        "LOCK.ACQUIREANY 2 k3 other a 60000",
+        "LOCK.ACQUIREANY 2 other k3 a 60000 WAIT 1000",
+        "LOCK.MEXTEND 3 k1 k2 other a 60000",
+        "LOCK.MRELEASE 3 k1 other k2 a",
+        "LOCK.MYIELD 3 k1 other k2 a",
+    ] {
+        assert!(worker.error(line).starts_with("NOPERM"), "{line}");
+        worker.reply("MULTI");
+        assert!(worker.error(line).starts_with("NOPERM"), "{line}");
+        assert_eq!(worker.reply("DISCARD"), Okay);
+    }
+    assert_eq!(worker.reply("LOCK.MRELEASE 2 k1 k2 a"), Int(1));
 }

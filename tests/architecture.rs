@@ -335,16 +335,6 @@ fn table_of_limits_is_that_of_the_code() {
 }
 
 #[test]
-fn rows_of_limits_have_value_and_first_sentence() {
-    let source = "/// How long. More.\npub const A: Duration = Duration::from_secs(5);\n\
-                  const B: ByRoundTrip = ByRoundTrip::new(4, 50);\n\
-                  /// Of [`A`].\npub fn b(rt: Duration) {}\n/// None.\npub fn c() {}\n";
-    let expected = "| [`A`][limits] | 5 s | How long |\n\
-                    | [`b`][limits] | 4 rt, at least 50 ms | Of `A` |\n";
-    assert_eq!(limits(source), expected);
-}
-
-#[test]
 fn missing_target_of_a_page_is_noticed() {
     let page = "[No](#such) [heading](docs/faq.md#which-ttl).
 See [`key_state`][file] and [`no_such_item`][file], [gone](crates/none.rs), `src/none.rs`,
@@ -364,17 +354,4 @@ See [`key_state`][file] and [`no_such_item`][file], [gone](crates/none.rs), `src
         "ARCHITECTURE.md:3: the Makefile has no target nothing",
     ];
     assert_eq!(BTreeSet::from_iter(found), expected.map(str::to_owned).into());
-}
-
-#[test]
-fn definitions_are_distinguished_from_uses() {
-    let source = "pub(crate) const LIMIT: u64 = 1;\nimpl It {\n    fn of(one: Kind) -> It { other(one) }\n}\n\
-                  enum Kind {\n    First,\n    Second {\n        field: u64,\n    },\n}\n// fn commented()\n";
-    let defined = defined(source);
-    for name in ["LIMIT", "of", "Kind", "First", "Second", "field"] {
-        assert!(defined.contains(name), "{name}");
-    }
-    for name in ["other", "commented", "u64"] {
-        assert!(!defined.contains(name), "{name}");
-    }
 }

@@ -1,11 +1,14 @@
 //! The effects of the commands, as a user of redis-cli sees them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
 
-use crate::common::{PATIENCE, RedisCli, Waiter, command, server, server_and_cli};
+use crate::common::{PATIENCE, RedisCli, command, info, server, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::FromRedisValue as _;
 use redis::Value::{self, Array, BulkString, Int, Map, Nil};
+
+type Lock = HashMap<String, Value>;
 
 fn text(text: &str) -> Value {
     BulkString(text.into())
@@ -54,7 +57,7 @@ fn inspect_names_the_first_ten_waiters_in_order() {
         waiter.send(&format!("LOCK.ACQUIRE k w{index} 60000 WAIT 60000{label}"));
         waiters.push(waiter);
         eventually(PATIENCE, "the client waits", || {
-            cli.ask::<HashMap<String, Value>>("LOCK.INSPECT k")["waiters"] == Int(index + 1)
+            cli.ask::<Lock>("LOCK.INSPECT k")["waiters"] == Int(index + 1)
         });
     }
     let Map(shown) = RedisCli::resp3(&server).reply("LOCK.INSPECT k") else {
@@ -74,7 +77,7 @@ fn inspect_names_the_first_ten_waiters_in_order() {
     assert_eq!(field("clients"), Array((0..10).map(client).collect()));
     drop(waiters);
     eventually(PATIENCE, "no client waits", || {
-        let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
+        let shown: Lock = cli.ask("LOCK.INSPECT k");
         shown["waiters"] == Int(0) && shown["queue"] == Array(Vec::new())
     });
 }
@@ -89,9 +92,8 @@ fn inspect_names_the_address_of_a_waiter() {
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     waiter.send("LOCK.ACQUIRE k b 60000 WAIT 60000");
     eventually(PATIENCE, "the client waits", || {
-        let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
-        let clients =
-            Vec::<HashMap<String, Value>>::from_redis_value(shown["clients"].clone()).unwrap();
+        let shown: Lock = cli.ask("LOCK.INSPECT k");
+        let clients = Vec::<Lock>::from_redis_value(shown["clients"].clone()).unwrap();
         clients.first().is_some_and(|client| {
             assert_eq!((&client["address"], &client["client"]), (&text(&address), &Nil));
             true
@@ -103,64 +105,37 @@ fn inspect_names_the_address_of_a_waiter() {
 fn options_are_accepted_in_any_order_and_case() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("lock.acquire k a 60000 fence 7 owner me");
-    let lock: HashMap<String, Value> = cli.ask("Lock.Inspect k");
+    let lock: Lock = cli.ask("Lock.Inspect k");
     assert_eq!(lock["owner"], text("me"));
     cli.ask::<i64>("LOCK.EXTEND k a 60000 Token b");
     assert_eq!(cli.reply("LOCK.RELEASE k b"), Int(1));
+    cli.ask::<i64>("LOCK.ACQUIRE k SHARED 60000 OWNER SHARED");
+    let lock: Lock = cli.ask("LOCK.INSPECT k");
+    assert_eq!(lock["mode"], text("exclusive"), "a value is no option");
 }
 
 #[test]
-fn acquire_extend_release_and_inspect_work_in_a_script() {
+fn refusal_of_a_ticket_has_the_number_of_the_lock() {
     let (_server, mut cli) = server_and_cli();
-    let script = "
-        local fence = redis.call('LOCK.ACQUIRE', KEYS[1], 'a', 60000, 'OWNER', 'me')
-        local refused = redis.call('LOCK.ACQUIRE', KEYS[1], 'b', 60000)
-        local extended = redis.call('LOCK.EXTEND', KEYS[1], 'a', 60000)
-        local shown = redis.call('LOCK.INSPECT', KEYS[1])
-        return {fence == extended, refused == false, fence, shown[4], redis.call('LOCK.RELEASE', KEYS[1], 'a')}";
-    let Array(replies) = cli.run(command("EVAL").arg(script).arg(1).arg("k")) else {
-        panic!("an array")
-    };
-    let [extended, refused, Int(fence), shown, released] = &replies[..] else {
-        panic!("{replies:?}")
-    };
-    assert_eq!([extended, refused, shown, released], [&Int(1), &Int(1), &Int(*fence), &Int(1)]);
-    assert_eq!(cli.reply("EXISTS k"), Int(0));
-
-    let refused = "return redis.pcall('LOCK.ACQUIRE', KEYS[1], 'a', 0)";
-    assert_eq!(
-        cli.error_of(command("EVAL").arg(refused).arg(1).arg("k")),
-        "ERR ttl must be between 1 and 60000 milliseconds (lock.max-ttl)"
-    );
-}
-
-#[test]
-fn refusal_is_an_error_that_tells_which_client_is_older() {
-    let (server, mut cli) = server_and_cli();
     let ticket = cli.now_ms() * 1000;
     cli.ask::<i64>(&format!("LOCK.ACQUIRE k a 60000 FENCE {ticket}"));
     let fence = cli.fence("k").unwrap();
-    let error = cli.error(&format!("LOCK.ACQUIRE k b 60000 FENCE {}", ticket + 1));
-    assert!(error.starts_with(&format!("HELD {fence} older: ")), "{error}");
-    let error = cli.error(&format!("LOCK.ACQUIRE k b 60000 FENCE {}", ticket - 1));
-    assert!(error.starts_with(&format!("HELD {fence} younger: ")), "{error}");
-    // At the end of a wait, and after a wait that another command ends.
-    let late = Waiter::briefly(&server, &format!("LOCK.ACQUIRE k b 1 WAIT 1 FENCE {}", ticket + 1));
-    assert!(late.error().starts_with(&format!("HELD {fence} older: ")));
-    let left = Waiter::new(&server, "LOCK.ACQUIRE k b 1 WAIT 60000 FENCE 1");
-    assert_eq!(cli.reply("LOCK.RELEASE k b"), Int(0));
-    assert_eq!(left.answer(), Nil);
-    // Without a ticket nothing has changed.
-    assert_eq!(cli.reply("LOCK.ACQUIRE k b 60000"), Nil);
-    assert_eq!(cli.reply("LOCK.ACQUIRE k a 60000"), Nil);
+    for (other, is) in [(ticket + 1, "older"), (ticket - 1, "younger")] {
+        let error = cli.error(&format!("LOCK.ACQUIRE k b 60000 FENCE {other}"));
+        assert!(error.starts_with(&format!("HELD {fence} {is}: ")), "{error}");
+    }
 }
 
 #[test]
-fn keys_without_a_token_and_a_ttl_are_refused() {
+fn each_revocation_writes_a_different_value() {
     let (_server, mut cli) = server_and_cli();
-    for line in ["LOCK.MACQUIRE 4 a b t 1000", "LOCK.MACQUIRE 2 a b t"] {
-        assert!(cli.error(line).starts_with("ERR wrong number of arguments"), "{line}");
+    let mut values = std::collections::BTreeSet::new();
+    for index in 0..20 {
+        cli.ask::<i64>(&format!("LOCK.ACQUIRE k{index} a 60000"));
+        cli.reply(&format!("LOCK.REVOKE k{index}"));
+        values.insert(cli.ask::<String>(&format!("GET k{index}")));
     }
+    assert_eq!(values.len(), 20);
 }
 
 #[test]
@@ -174,47 +149,129 @@ fn lock_of_64_keys_ends_on_all() {
 }
 
 #[test]
-fn too_many_keys_a_full_queue_full_memory_and_abstention_are_errors() {
+fn inspect_shows_the_labels_of_all_holders() {
     let (_server, mut cli) = server_and_cli();
-    let keys: Vec<_> = (0..64).map(|n| format!("k{n}")).collect();
-    let all = keys.join(" ");
-    for key in &keys {
-        assert_eq!(cli.ask::<(i64, String)>(&format!("LOCK.ACQUIREANY 64 {all} t 60000")).1, *key);
-    }
-    assert_eq!(cli.reply(&format!("LOCK.ACQUIREANY 64 {all} t 60000")), Nil);
-    assert!(
-        cli.error(&format!("LOCK.ACQUIREANY 65 {all} l t 60000"))
-            .starts_with("ERR numkeys must be")
-    );
-    cli.reply("CONFIG SET lock.max-waiters 0");
-    assert!(
-        cli.error(&format!("LOCK.ACQUIREANY 64 {all} t 60000 WAIT 1000")).starts_with("QUEUEFULL ")
-    );
-    cli.reply("CONFIG SET maxmemory 1");
-    assert!(cli.error("LOCK.ACQUIREANY 1 free t 60000").starts_with("OOM "));
-    let abstaining = Server::with_module().arg("lock.rejoin-delay", -1).start().unwrap();
-    assert!(
-        RedisCli::new(&abstaining).error("LOCK.ACQUIREANY 1 a t 60000").starts_with("ABSTAIN ")
-    );
+    cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED OWNER one");
+    let shown: Lock = cli.ask("LOCK.INSPECT k");
+    assert_eq!(shown["owner"], text("one"), "one label while there is one holder");
+    let fence: i64 = cli.ask("LOCK.ACQUIRE k b 60000 SHARED");
+    let shown: Lock = cli.ask("LOCK.INSPECT k");
+    assert_eq!(shown["owner"], Array(vec![text("one"), Nil]));
+    assert_eq!((&shown["fence"], &shown["holders"]), (&Int(fence), &Int(2)));
+    let value: String = cli.ask("GET k");
+    assert!(!format!("{shown:?}").contains(&value), "not even the value of the key");
 }
 
 #[test]
-fn locks_are_revoked_when_memory_is_short() {
-    let (_server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    cli.reply("CONFIG SET maxmemory 1");
-    assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
-    assert!(cli.error("LOCK.EXTEND k a 60000").starts_with("REVOKED "));
+fn further_reader_costs_at_most_250_bytes() {
+    const READERS: u64 = 100_000;
+    const BYTES_MAX: u64 = 250;
+    let (server, mut cli) = server_and_cli();
+    let used = |cli: &mut RedisCli| {
+        let info: String = cli.ask("INFO memory");
+        let line = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
+        line.trim().parse::<u64>().unwrap()
+    };
+    cli.ask::<i64>("LOCK.ACQUIRE k first 60000 SHARED");
+    let before = used(&mut cli);
+    for first in (0..READERS).step_by(1000) {
+        let mut batch = redis::pipe();
+        for n in first..first + 1000 {
+            batch.add_command(command(&format!("LOCK.ACQUIRE k {n:032x} 60000 SHARED")));
+        }
+        batch.query::<Vec<i64>>(&mut cli.0).unwrap();
+    }
+    let bytes = (used(&mut cli) - before) / READERS;
+    println!("{bytes} bytes for a further reader");
+    assert!(bytes <= BYTES_MAX, "{bytes} bytes");
+    assert_eq!(info(&server, "lock_leases"), READERS + 1);
+    cli.reply("DEL k");
+    eventually(PATIENCE, "the memory is freed", || used(&mut cli) < before + 20 * READERS);
+}
+
+/// Returns the next cursor, and the locks.
+#[track_caller]
+fn call(cli: &mut RedisCli, cursor: u64, options: &str) -> (u64, Vec<Lock>) {
+    let (cursor, locks): (String, Vec<Lock>) = cli.ask(&format!("LOCK.SCAN {cursor}{options}"));
+    (cursor.parse().expect("digits"), locks)
+}
+
+#[track_caller]
+fn all(cli: &mut RedisCli, options: &str) -> BTreeMap<String, Lock> {
+    let (mut all, mut cursor) = (BTreeMap::new(), 0);
+    loop {
+        let (next, locks) = call(cli, cursor, options);
+        all.extend(
+            locks
+                .into_iter()
+                .map(|lock| (String::from_redis_value(lock["key"].clone()).unwrap(), lock)),
+        );
+        if next == 0 {
+            return all;
+        }
+        cursor = next;
+    }
 }
 
 #[test]
-fn each_revocation_writes_a_different_value() {
+fn scan_lists_every_lock_with_the_fields_of_inspect() {
     let (_server, mut cli) = server_and_cli();
-    let mut values = std::collections::BTreeSet::new();
-    for index in 0..20 {
-        cli.ask::<i64>(&format!("LOCK.ACQUIRE k{index} a 60000"));
-        cli.reply(&format!("LOCK.REVOKE k{index}"));
-        values.insert(cli.ask::<String>(&format!("GET k{index}")));
+    cli.ask::<i64>("LOCK.ACQUIRE one a 60000 OWNER me");
+    cli.ask::<i64>("LOCK.MACQUIRE 2 two three a 60000");
+    cli.reply("LOCK.REVOKE three");
+    cli.reply("SET theirs a PX 60000");
+    cli.reply("SET data x");
+    let listed = all(&mut cli, "");
+    assert_eq!(listed.keys().collect::<Vec<_>>(), ["one", "three", "two"]);
+    for (key, mut lock) in listed {
+        let mut shown: Lock = cli.ask(&format!("LOCK.INSPECT {key}"));
+        lock.remove("key");
+        for changing in ["ttl", "held"] {
+            let (Some(Int(then)), Some(Int(now))) = (lock.remove(changing), shown.remove(changing))
+            else {
+                panic!("{changing}")
+            };
+            assert!(then.abs_diff(now) < 5000);
+        }
+        assert_eq!(lock, shown, "{key}");
     }
-    assert_eq!(values.len(), 20);
+    let reply = format!("{:?}", cli.reply("LOCK.SCAN 0"));
+    assert!(!reply.contains(&format!("{:?}", BulkString(b"a".to_vec()))), "no token: {reply}");
+}
+
+#[test]
+fn scan_replies_with_maps_in_resp3_and_flat_arrays_in_resp2() {
+    let server = server();
+    let (mut resp2, mut resp3) = (RedisCli::new(&server), RedisCli::resp3(&server));
+    assert_eq!(
+        resp2.reply("LOCK.SCAN 0"),
+        Array(vec![BulkString(b"0".to_vec()), Array(Vec::new())])
+    );
+    resp2.ask::<i64>("LOCK.ACQUIRE k a 60000");
+    let Array(reply) = resp3.reply("LOCK.SCAN 0") else { panic!("an array") };
+    let [BulkString(cursor), Array(locks)] = &reply[..] else { panic!("{reply:?}") };
+    assert_eq!(cursor, b"0");
+    assert!(matches!(&locks[..], [Map(fields)] if fields.len() == 12), "{locks:?}");
+    let Array(reply) = resp2.reply("LOCK.SCAN 0") else { panic!("an array") };
+    let [_, Array(locks)] = &reply[..] else { panic!("{reply:?}") };
+    assert!(matches!(&locks[..], [Array(fields)] if fields.len() == 24), "{locks:?}");
+}
+
+#[test]
+fn patterns_that_defeat_backtracking_are_matched_at_once() {
+    /// A backtracking matcher needs hours for each of these patterns.
+    const AT_ONCE: Duration = Duration::from_secs(5);
+    let (_server, mut cli) = server_and_cli();
+    for number in 0..100 {
+        let key = format!("{number}{}", "a".repeat(5000));
+        cli.run::<i64>(command("LOCK.ACQUIRE").arg(key).arg("token").arg(60_000));
+    }
+    let before = Instant::now();
+    for pattern in ["*a".repeat(127), "*?a".repeat(84), "*[a-z]".repeat(42)] {
+        let pattern = pattern + "b";
+        let reply: (String, Vec<Lock>) =
+            cli.run(command("LOCK.SCAN 0 COUNT 1000 MATCH").arg(&pattern));
+        assert_eq!(reply.1.len(), 0, "{pattern}");
+    }
+    assert!(before.elapsed() < AT_ONCE, "{:?}", before.elapsed());
 }

@@ -98,36 +98,6 @@ fn promoted_replica_propagates_locks_to_its_siblings() {
 }
 
 #[test]
-fn master_started_as_a_replica_propagates_locks() {
-    let (former, new) = (node(), node());
-    let promoted = configured_node(|builder| {
-        builder.arg("replicaof", format!("{} {}", Ipv4Addr::LOCALHOST, former.port()))
-    });
-    let (mut on_promoted, mut on_new) = (RedisCli::new(&promoted), RedisCli::new(&new));
-    eventually(PATIENCE, "the replica follows", || is_replica_of(&mut on_promoted, &former));
-    on_promoted.reply("REPLICAOF NO ONE");
-    replicate(&mut on_new, &promoted);
-    assert_propagates(&mut on_promoted, &mut on_new);
-}
-
-#[test]
-fn replica_that_returns_receives_the_locks_it_missed() {
-    let (master, replica) = (node(), node());
-    let (mut on_master, mut on_replica) = (RedisCli::new(&master), RedisCli::new(&replica));
-    replicate(&mut on_replica, &master);
-    // Cuts the link, and acquires the lock before anything else happens.
-    let replies =
-        on_master.in_one_turn(&["CLIENT KILL TYPE replica", "LOCK.ACQUIRE missed a 4000"]);
-    assert_ne!(replies[1], Nil);
-    eventually(PATIENCE, "the replica is back", || {
-        on_master.ask::<String>("INFO stats").contains("sync_partial_ok:1")
-    });
-    await_replicas(1, &mut on_master);
-    assert_eq!(on_replica.ask::<Option<String>>("GET missed").as_deref(), Some("a"));
-    assert_propagates(&mut on_master, &mut on_replica);
-}
-
-#[test]
 fn locks_granted_during_a_full_synchronisation_arrive() {
     let (master, replica) = (node(), node());
     let (mut on_master, mut on_replica) = (RedisCli::new(&master), RedisCli::new(&replica));
@@ -188,49 +158,4 @@ fn writable_replica_neither_extends_nor_releases_a_lock() {
     assert_ne!(on_replica.reply("LOCK.EXTEND foreign a 4000"), Nil);
     assert_eq!(on_replica.reply("LOCK.RELEASE foreign a"), Int(1));
     assert_eq!(on_replica.reply("LOCK.RELEASE foreign-too a"), Int(1));
-}
-
-#[test]
-fn replica_receives_and_loses_all_keys() {
-    let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
-    let replica = Server::builder().start().unwrap();
-    let (mut cli, mut copy) = (RedisCli::new(&master), RedisCli::new(&replica));
-    replicate(&mut copy, &master);
-    cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
-    eventually(PATIENCE, "both are there", || copy.reply("MGET a b") == cli.reply("MGET a b"));
-    cli.ask::<i64>("LOCK.MEXTEND 2 a b t 59000 TOKEN u");
-    eventually(PATIENCE, "the new token is there", || {
-        copy.reply("MGET a b") == cli.reply("MGET a b")
-    });
-    for key in ["a", "b"] {
-        assert_eq!(copy.expires_at_ms(key), cli.expires_at_ms(key));
-    }
-    cli.reply("DEL a");
-    eventually(PATIENCE, "both are gone", || copy.reply("EXISTS a b") == Int(0));
-}
-
-#[test]
-fn replica_has_the_value_of_a_revoked_lock() {
-    let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
-    let replica = Server::with_module().arg("lock.max-ttl", 60_000).start().unwrap();
-    let (mut cli, mut on_replica) = (RedisCli::new(&master), RedisCli::new(&replica));
-    replicate(&mut on_replica, &master);
-    cli.ask::<i64>("LOCK.MACQUIRE 2 k l a 60000");
-    cli.reply("LOCK.REVOKE k");
-    cli.ask::<i64>("LOCK.ACQUIRE ended a 60000");
-    cli.reply("LOCK.REVOKE ended NOW");
-    assert_eq!(cli.reply("WAIT 1 4000"), Int(1));
-    for key in ["k", "l"] {
-        assert_eq!(on_replica.reply(&format!("GET {key}")), cli.reply(&format!("GET {key}")));
-        assert_eq!(on_replica.expires_at_ms(key), cli.expires_at_ms(key));
-    }
-    assert_eq!(on_replica.reply("EXISTS ended"), Int(0));
-    assert!(on_replica.error("LOCK.REVOKE k").starts_with("READONLY "));
-    on_replica.reply("REPLICAOF NO ONE");
-    assert_eq!(
-        on_replica.reply("LOCK.EXTEND k a 60000"),
-        Nil,
-        "a promoted replica does not undo the revocation"
-    );
-    assert_eq!(on_replica.reply("LOCK.REVOKE k"), Int(1), "a node that abstains revokes");
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::common::log_of_refusal;
 use quorlock_testkit::{Server, ServerBuilder, module_path};
-use redis::{Connection, RedisResult, cmd};
+use redis::{Connection, cmd};
 
 const SET: &str = "eu-locks 2 1,2,4,5,6";
 const CHANGE: &str = "eu-locks 2 1,2,3>1,2,3,4";
@@ -56,10 +56,6 @@ fn info(connection: &mut Connection) -> Vec<String> {
     text.lines().filter(|line| line.starts_with("lock_set_")).map(str::to_owned).collect()
 }
 
-fn config_set(connection: &mut Connection, value: &str) -> RedisResult<()> {
-    cmd("CONFIG").arg("SET").arg("lock.set").arg(value).exec(connection)
-}
-
 #[test]
 fn node_without_a_set_has_an_empty_config_and_no_fields() {
     for (arguments, lines) in [("", ""), ("", "lock.set \"\""), ("", "lock.set \"  \"")] {
@@ -92,50 +88,12 @@ fn lines_and_arguments_are_accepted_with_and_without_quotes() {
     }
 }
 
-#[test]
-fn command_line_accepts_a_set() {
-    let server = Server::with_module().arg("lock.set", SET).start().expect("the set is valid");
-    assert_eq!(config(&mut server.connection()), SET);
-    let words = ["set", "eu-locks", "2", "1,2,4,5,6"].into_iter();
-    let builder = words.fold(Server::with_module(), ServerBuilder::module_arg);
-    let server = builder.start().expect("the set is valid");
-    assert_eq!(config(&mut server.connection()), SET);
-}
-
-#[test]
-fn change_is_shown_with_both_lists() {
-    let server = RedisConf::new("", &format!("lock.set {CHANGE}")).start();
-    let connection = &mut server.connection();
-    assert_eq!(config(connection), CHANGE);
-    assert_eq!(info(connection)[2], "lock_set_members:1,2,3>1,2,3,4");
-    let log = server.log();
-    assert!(log.contains("lock: this is node 2 of the set eu-locks: 1,2,3>1,2,3,4"), "{log}");
-}
-
-#[test]
-fn set_is_fixed_at_start() {
-    let server = RedisConf::new("", &format!("lock.set {SET}")).start();
-    let connection = &mut server.connection();
-    for value in ["eu-locks 1 1,2,4,5,6", "", SET] {
-        let error = config_set(connection, value).unwrap_err();
-        assert!(error.to_string().contains("immutable"), "{error}");
-    }
-    assert_eq!(config(connection), SET);
-    assert_eq!(info(connection)[1], "lock_set_id:2");
-}
-
+// The core tests all errors of a set.
 #[test]
 fn invalid_set_stops_the_start_and_the_log_says_what_to_write() {
     for (value, says) in [
         ("eu-locks 2", "needs three words, NAME ID MEMBERS, but has 2; write, for example, "),
-        ("eu-locks 2 1, 2", "needs three words"),
-        ("eu/locks 2 1,2", "NAME \"eu/locks\" in lock.set is not valid; write 1 to 64 letters"),
-        ("eu-locks 0 1,2", "ID \"0\" in lock.set is not valid; write this node's own ID"),
-        ("eu-locks 2 1,x", "member \"x\" in lock.set is not valid; write MEMBERS as whole numbers"),
-        ("eu-locks 2 1,2,2", "MEMBERS in lock.set has ID 2 more than once; write each ID once"),
-        ("eu-locks 3 1,2", "ID 3 in lock.set is not one of MEMBERS; write this node's own ID"),
         ("eu-locks 2 1,2>1,2,3,4", "adds 2 and removes 0 members; write a change that adds one"),
-        ("eu-locks 2 1,2>2>1,2", "has more than one \">\"; write one change"),
     ] {
         let log = log_of_refusal(RedisConf::new("", &format!("lock.set {value}")).builder());
         assert!(log.contains(says), "line {value}: {log}");
@@ -199,7 +157,11 @@ fn set_is_changed_by_a_restart() {
     assert_eq!(info(&mut server.connection())[2], "lock_set_members:1,2,3");
     conf.write("", &format!("lock.set {CHANGE}"));
     server.restart().expect("the set is valid");
-    assert_eq!(info(&mut server.connection())[2], "lock_set_members:1,2,3>1,2,3,4");
+    let connection = &mut server.connection();
+    assert_eq!(config(connection), CHANGE);
+    assert_eq!(info(connection)[2], "lock_set_members:1,2,3>1,2,3,4");
+    let log = server.log();
+    assert!(log.contains("lock: this is node 2 of the set eu-locks: 1,2,3>1,2,3,4"), "{log}");
 }
 
 #[test]

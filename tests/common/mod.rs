@@ -242,19 +242,8 @@ impl Waiter {
     }
 
     #[track_caller]
-    pub(crate) fn result(self) -> RedisResult<Value> {
-        self.result.join().expect("the thread ends")
-    }
-
-    #[track_caller]
     pub(crate) fn answer(self) -> Value {
-        self.result().expect("the client is answered")
-    }
-
-    #[track_caller]
-    pub(crate) fn error(self) -> String {
-        let error = self.result().expect_err("the wait ends with an error");
-        words(&error).unwrap_or_else(|| panic!("{error}"))
+        self.result.join().expect("the thread ends").expect("the client is answered")
     }
 
     #[track_caller]
