@@ -7,7 +7,6 @@ use crate::docs;
 use crate::error::CommandError;
 use crate::ffi::command::{Command, Spec};
 use crate::ffi::{Arg, Args, Ctx, Name, clock};
-use crate::help;
 use crate::inspection;
 use crate::keyspace::ServerKeyspace;
 use crate::module;
@@ -152,7 +151,7 @@ impl Command for Help {
     const SPEC: Spec = docs::HELP;
 
     fn run(ctx: &Ctx<'_>, _: Args<'_>) -> Result<(), CommandError> {
-        ctx.reply_lines(&help::lines());
+        ctx.reply_lines(&docs::help_lines());
         Ok(())
     }
 }

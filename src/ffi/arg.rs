@@ -2,7 +2,7 @@ use std::ptr::NonNull;
 
 use redis_module::raw;
 
-use super::api::api;
+use super::api;
 
 /// The arguments of one command, borrowed from the server.
 #[derive(Clone, Copy)]

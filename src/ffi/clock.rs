@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use quorlock_core::node::{Monotonic, Now};
 use redis_module::raw;
 
-use super::api::api;
+use super::api;
 
 /// The wall clock minus the monotonic clock, in microseconds, read once in each turn of the loop.
 ///

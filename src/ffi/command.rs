@@ -6,8 +6,7 @@ use std::ptr;
 use bitflags::bitflags;
 use redis_module::raw;
 
-use super::api::api;
-use super::{Args, Ctx, entry};
+use super::{Args, Ctx, api, entry};
 use crate::error::CommandError;
 
 pub(crate) trait Command {

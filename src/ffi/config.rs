@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use redis_module::raw;
 
-use super::api::api;
-use super::{Arg, Ctx, MainThread, Name, entry};
+use super::{Arg, Ctx, MainThread, Name, api, entry};
 
 /// An integer setting. It is a static, because the server keeps its address.
 pub(crate) struct Number {

@@ -6,7 +6,7 @@ use quorlock_core::node::Listeners;
 use redis_module::raw;
 
 use super::Arg;
-use super::api::api;
+use super::api;
 use super::command::KeyFlags;
 
 /// The context of one call from the server.

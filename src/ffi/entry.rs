@@ -5,7 +5,7 @@ use std::panic::{self, AssertUnwindSafe};
 
 use redis_module::raw;
 
-use super::api::api;
+use super::api;
 use super::command::{self, Command, Keys};
 use super::{Args, Ctx, LogLevel, events, info};
 use crate::commands::{

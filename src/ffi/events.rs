@@ -6,8 +6,7 @@ use std::ptr::NonNull;
 use quorlock_core::node::ServerEvent;
 use redis_module::raw;
 
-use super::api::api;
-use super::{Arg, Ctx, Key, clock, entry};
+use super::{Arg, Ctx, Key, api, clock, entry};
 use crate::keyspace::key_event;
 use crate::server_events::Removal;
 use crate::{before_sleep, server_events};
@@ -42,13 +41,13 @@ pub(super) fn subscribe(ctx: &Ctx<'_>) {
     }
     subscribe(raw::REDISMODULE_EVENT_EVENTLOOP, Some(on_event_loop));
     subscribe(raw::REDISMODULE_EVENT_FLUSHDB, Some(on_flush));
-    subscribe(raw::REDISMODULE_EVENT_PERSISTENCE, Some(on_save));
+    subscribe(raw::REDISMODULE_EVENT_PERSISTENCE, Some(on_plain_event));
     subscribe(raw::REDISMODULE_EVENT_SWAPDB, Some(on_swap));
-    subscribe(raw::REDISMODULE_EVENT_LOADING, Some(on_loading));
+    subscribe(raw::REDISMODULE_EVENT_LOADING, Some(on_plain_event));
     subscribe(raw::REDISMODULE_EVENT_CONFIG, Some(on_config_change));
     subscribe(raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(on_role_change));
-    subscribe(raw::REDISMODULE_EVENT_FORK_CHILD, Some(on_fork));
-    subscribe(raw::REDISMODULE_EVENT_REPLICA_CHANGE, Some(on_replica_change));
+    subscribe(raw::REDISMODULE_EVENT_FORK_CHILD, Some(on_plain_event));
+    subscribe(raw::REDISMODULE_EVENT_REPLICA_CHANGE, Some(on_plain_event));
     subscribe(raw::REDISMODULE_EVENT_MODULE_CHANGE, Some(on_module_change));
 }
 
@@ -131,13 +130,28 @@ unsafe extern "C" fn on_flush(
     }
 }
 
-unsafe extern "C" fn on_save(
+/// Passes on an event of which the node needs only the kind.
+unsafe extern "C" fn on_plain_event(
     _ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    _subevent: u64,
+    event: raw::RedisModuleEvent,
+    subevent: u64,
     _data: *mut c_void,
 ) {
-    entry::guard(|| server_events::handle_event(ServerEvent::Saves));
+    let event = match (event.id, subevent) {
+        (raw::REDISMODULE_EVENT_PERSISTENCE, _) => ServerEvent::Saves,
+        (raw::REDISMODULE_EVENT_FORK_CHILD, _) => ServerEvent::Forked,
+        (
+            raw::REDISMODULE_EVENT_LOADING,
+            raw::REDISMODULE_SUBEVENT_LOADING_ENDED | raw::REDISMODULE_SUBEVENT_LOADING_FAILED,
+        ) => ServerEvent::LoadingEnds,
+        (raw::REDISMODULE_EVENT_LOADING, _) => ServerEvent::LoadingBegins,
+        (
+            raw::REDISMODULE_EVENT_REPLICA_CHANGE,
+            raw::REDISMODULE_SUBEVENT_REPLICA_CHANGE_ONLINE,
+        ) => ServerEvent::ReplicaOnline,
+        _ => return,
+    };
+    entry::guard(|| server_events::handle_event(event));
 }
 
 unsafe extern "C" fn on_swap(
@@ -153,21 +167,6 @@ unsafe extern "C" fn on_swap(
     let (ctx, swapped) = unsafe { (Ctx::new(ctx), &*data.cast::<raw::RedisModuleSwapDbInfo>()) };
     let (first, second) = (swapped.dbnum_first.unsigned_abs(), swapped.dbnum_second.unsigned_abs());
     entry::guard(|| server_events::handle_and_log(&ctx, ServerEvent::Swap(first, second)));
-}
-
-unsafe extern "C" fn on_loading(
-    _ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    subevent: u64,
-    _data: *mut c_void,
-) {
-    let event = match subevent {
-        raw::REDISMODULE_SUBEVENT_LOADING_ENDED | raw::REDISMODULE_SUBEVENT_LOADING_FAILED => {
-            ServerEvent::LoadingEnds
-        }
-        _ => ServerEvent::LoadingBegins,
-    };
-    entry::guard(|| server_events::handle_event(event));
 }
 
 unsafe extern "C" fn on_config_change(
@@ -217,26 +216,6 @@ unsafe extern "C" fn on_role_change(
         }
         _ => server_events::handle_and_log(&ctx, ServerEvent::Promoted),
     });
-}
-
-unsafe extern "C" fn on_fork(
-    _ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    _subevent: u64,
-    _data: *mut c_void,
-) {
-    entry::guard(|| server_events::handle_event(ServerEvent::Forked));
-}
-
-unsafe extern "C" fn on_replica_change(
-    _ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    subevent: u64,
-    _data: *mut c_void,
-) {
-    if subevent == raw::REDISMODULE_SUBEVENT_REPLICA_CHANGE_ONLINE {
-        entry::guard(|| server_events::handle_event(ServerEvent::ReplicaOnline));
-    }
 }
 
 unsafe extern "C" fn on_module_change(

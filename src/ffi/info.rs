@@ -6,8 +6,7 @@ use std::ptr::null_mut;
 use quorlock_core::node::ServerHealth;
 use redis_module::raw;
 
-use super::api::api;
-use super::{Ctx, entry};
+use super::{Ctx, api, entry};
 use crate::info;
 
 /// The section `lock` of an INFO reply, or of a crash report.

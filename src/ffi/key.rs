@@ -5,8 +5,7 @@ use std::ptr::NonNull;
 use quorlock_core::node::{Access, Kind, WriteRefused};
 use redis_module::raw;
 
-use super::api::api;
-use super::{Arg, Ctx, MainThread};
+use super::{Arg, Ctx, MainThread, api};
 
 /// Whether this module is changing a key, and the server reports that to it.
 static CHANGING: MainThread<Cell<bool>> = MainThread::new(Cell::new(false));

@@ -26,10 +26,8 @@
 // Some methods of a context call API functions that take no context.
 #![allow(clippy::unused_self)]
 
-mod api;
 mod arg;
 mod blocked;
-mod client;
 pub(crate) mod clock;
 pub(crate) mod command;
 pub(crate) mod config;
@@ -38,13 +36,50 @@ mod entry;
 pub(crate) mod events;
 pub(crate) mod info;
 mod key;
-mod main_thread;
 mod timer;
 
 pub(crate) use arg::{Arg, Args, Name};
-pub(crate) use blocked::Blocked;
-pub(crate) use client::Client;
+pub(crate) use blocked::{Blocked, Client};
 pub(crate) use ctx::{Ctx, LogLevel};
 pub(crate) use key::Key;
-pub(crate) use main_thread::MainThread;
 pub(crate) use timer::Timer;
+
+/// Calls a function of the module API.
+///
+/// Every supported server has the function: on other servers [`entry`] refuses to load the
+/// module.
+macro_rules! api {
+    ($function:ident ( $($argument:expr),* $(,)? )) => {{
+        // The mutable static is written only while the module is being loaded.
+        let function = redis_module::raw::$function;
+        match function {
+            Some(function) => function($($argument),*),
+            None => $crate::ffi::missing(stringify!($function)),
+        }
+    }};
+}
+use api;
+
+#[cold]
+fn missing(name: &str) -> ! {
+    panic!("the server lacks {name}, which was there when the module was loaded");
+}
+
+/// A static that only the server's main thread uses.
+///
+/// The server calls a module only from that thread. Calls nest: an event may arrive during a
+/// command. The threads of `io-threads` only read and write sockets.
+pub(crate) struct MainThread<T>(T);
+
+// SAFETY: see above; this module starts no thread, so no other thread can reach it.
+unsafe impl<T> Sync for MainThread<T> {}
+
+impl<T> MainThread<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(value)
+    }
+
+    pub(crate) fn get(&self) -> &T {
+        &self.0
+    }
+}

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use quorlock_core::node::Monotonic;
 use redis_module::raw;
 
-use super::api::api;
+use super::api;
 
 /// A timer whose only effect is another turn of the event loop.
 ///
