@@ -132,20 +132,3 @@ fn build(workspace: &Path, output_directory: &Path) -> Result<(), ModuleError> {
     let output_tail = tail(&String::from_utf8_lossy(&output.stderr), OUTPUT_TAIL_LINES);
     Err(ModuleError::NotBuilt { path, status: output.status, output_tail })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tests_examples_and_programs_share_one_output_directory() {
-        for executable in ["/t/debug/deps/claims-1f", "/t/debug/examples/tour", "/t/debug/quorlock"]
-        {
-            assert_eq!(
-                output_directory(Path::new(executable)),
-                Some(Path::new("/t/debug")),
-                "{executable}"
-            );
-        }
-    }
-}

@@ -12,16 +12,35 @@
 //! When a [`Server`] or [`Nodes`] is dropped, its processes are killed and its temporary
 //! directories are removed. A directory that the caller chose stays.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 mod error;
 mod find;
 mod nodes;
-mod poll;
-mod reserved_port;
 mod server;
 
 pub use error::{BinaryError, ModuleError, StartError};
 pub use find::{BINARY_VARIABLE, MODULE_VARIABLE, find_server_binary, module_path};
 pub use nodes::Nodes;
-pub use poll::{POLL_INTERVAL, holds_within};
-pub use reserved_port::ReservedPort;
-pub use server::{Server, ServerBuilder, StartHook};
+pub use server::{ReservedPort, Server, ServerBuilder, StartHook};
+
+/// Interval between two checks of a condition.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Returns whether `condition` holds within `timeout`, by checking it every few milliseconds.
+///
+/// Checks the condition at least once. The last check begins when the time is up.
+pub fn holds_within(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let started = Instant::now();
+    loop {
+        let time_is_up = started.elapsed() >= timeout;
+        if condition() {
+            return true;
+        }
+        if time_is_up {
+            return false;
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+}

@@ -1,7 +1,6 @@
 //! One server.
 //!
-//! - `builder`: the settings that a caller chooses
-//! - `settings`: the command line, which a restart repeats with the caller's changes
+//! - `builder`: the settings that a caller chooses, and the command line that a restart repeats
 //! - `address`: where the server listens, the same for all restarts
 //! - `directory`: the server's files and log
 //! - `process`: the child process and its signals
@@ -10,7 +9,6 @@ mod address;
 mod builder;
 mod directory;
 mod process;
-mod settings;
 
 use std::path::Path;
 use std::process::Stdio;
@@ -18,11 +16,11 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use self::address::Address;
-pub use self::builder::ServerBuilder;
+pub use self::address::ReservedPort;
+use self::builder::Settings;
+pub use self::builder::{ServerBuilder, StartHook};
 use self::directory::Directory;
 use self::process::Process;
-use self::settings::Settings;
-pub use self::settings::StartHook;
 use crate::error::tail;
 use crate::{POLL_INTERVAL, StartError};
 
