@@ -201,13 +201,11 @@ pub(crate) const INSPECT: Spec = Spec {
     summary:
         c"Describes the holder of a lock, its fence and the time left, but never its token. Returns nil if the key is free",
     complexity: c"O(1)",
-    since: SINCE,
     arity: 2,
-    keys: Keys::First,
     key_flags: KeyFlags::READ_ONLY.union(KeyFlags::ACCESS),
     has_token: false,
-    users: Users::Programs,
     args: &[KEY],
+    ..ACQUIRE
 };
 
 pub(crate) const REVOKE: Spec = Spec {
@@ -215,13 +213,11 @@ pub(crate) const REVOKE: Spec = Spec {
     flags: c"write admin",
     summary: c"Revokes a lock: it can no longer be extended, and ends by its deadline. Returns 1 if there was a lock, 0 if not",
     complexity: FOR_EACH_KEY,
-    since: SINCE,
     arity: -2,
-    keys: Keys::First,
     key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
-    has_token: false,
     users: Users::Operators,
     args: &[KEY, NOW],
+    ..INSPECT
 };
 
 pub(crate) const SCAN: Spec = Spec {
@@ -229,13 +225,10 @@ pub(crate) const SCAN: Spec = Spec {
     flags: c"readonly admin",
     summary: c"Lists the locks of the selected database, a slice in each call. Returns the next cursor, and for each lock its key and the fields of LOCK.INSPECT",
     complexity: c"O(1) for each call, O(N) for all of N locks",
-    since: SINCE,
-    arity: -2,
     keys: Keys::None,
     key_flags: KeyFlags::empty(),
-    has_token: false,
-    users: Users::Operators,
     args: &[CURSOR, MATCH, COUNT],
+    ..REVOKE
 };
 
 pub(crate) const HELP: Spec = Spec {
@@ -243,13 +236,10 @@ pub(crate) const HELP: Spec = Spec {
     flags: c"fast allow-loading allow-stale",
     summary: c"Describes the commands of the module. Returns an array of lines",
     complexity: c"O(1)",
-    since: SINCE,
     arity: 1,
-    keys: Keys::None,
-    key_flags: KeyFlags::empty(),
-    has_token: false,
     users: Users::Programs,
     args: &[],
+    ..SCAN
 };
 
 /// All commands, in the order of `LOCK.HELP`.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{PATIENCE, append_only, command};
+use crate::common::{PATIENCE, RedisCli, append_only, command};
 use quorlock_testkit::{Inject as _, Server, ServerBuilder, WallClock, eventually, holds_within};
 use redis::{Connection, RedisResult, Value, cmd};
 
@@ -151,32 +151,27 @@ fn abstention_is_measured_on_a_clock_that_never_steps() {
 #[test]
 fn inherited_lock_is_extended_and_released_during_an_abstention() {
     let mut server = append_only().start().unwrap();
-    for key in ["extended", "released", "left-alone"] {
-        let acquire = command(&format!("LOCK.ACQUIRE {key} token 60000"));
-        assert!(acquire.query::<Option<u64>>(&mut server.connection()).unwrap().is_some());
+    let mut cli = RedisCli::new(&server);
+    let keys = ["extended", "released", "left-alone"];
+    for key in keys {
+        cli.ask::<i64>(&format!("LOCK.ACQUIRE {key} token 60000"));
     }
     server.kill();
     server.set_arg("lock.rejoin-delay", LONG_MS);
     server.restart().unwrap();
-    let connection = &mut server.connection();
-    let extend = |connection: &mut Connection, token: &str| -> Option<u64> {
-        command(&format!("LOCK.EXTEND extended {token} 1000")).query(connection).unwrap()
-    };
-    assert_eq!(extend(connection, "other"), None);
-    let fence = extend(connection, "token");
-    assert!(fence.is_some());
-    assert_eq!(extend(connection, "token"), fence, "it is a lock again, with a fence");
-    let release = |connection: &mut Connection, token: &str| -> bool {
-        command(&format!("LOCK.RELEASE released {token}")).query(connection).unwrap()
-    };
-    assert!(!release(connection, "other"));
-    assert!(release(connection, "token"));
+    let mut cli = RedisCli::new(&server);
+    assert_eq!(cli.reply("LOCK.EXTEND extended other 1000"), Value::Nil);
+    let fence = cli.reply("LOCK.EXTEND extended token 1000");
+    assert_ne!(fence, Value::Nil);
+    let again = cli.reply("LOCK.EXTEND extended token 1000");
+    assert_eq!(again, fence, "it is a lock again, with a fence");
+    assert_eq!(cli.reply("LOCK.RELEASE released other"), Value::Int(0));
+    assert_eq!(cli.reply("LOCK.RELEASE released token"), Value::Int(1));
     // The node abstains with the same error for held, free and possibly forgotten keys.
-    for key in ["extended", "released", "left-alone", "never-seen"] {
-        assert_eq!(abstention(connection, key).1, "start");
+    for key in keys.into_iter().chain(["never-seen"]) {
+        assert_eq!(abstention(&mut cli.0, key).1, "start");
     }
-    let inspected: Value = cmd("LOCK.INSPECT").arg("extended").query(connection).unwrap();
-    assert!(matches!(inspected, Value::Array(_)), "{inspected:?}");
+    assert_ne!(cli.reply("LOCK.INSPECT extended"), Value::Nil);
 }
 
 #[test]

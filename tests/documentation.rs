@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::common::{RedisCli, server_and_cli};
 use quorlock_testkit::{Server, module_path};
-use redis::FromRedisValue;
 use redis::Value::{self, Int};
+use redis::from_redis_value;
 
 const SYNTAX: [&str; 13] = [
     "lock.acquire key token ttl-ms [SHARED] [WAIT wait-ms] [FENCE n] [OWNER label]",
@@ -25,88 +25,51 @@ const SYNTAX: [&str; 13] = [
     "lock.help",
 ];
 
-struct Documented {
-    summary: String,
-    complexity: String,
-    since: String,
-    arguments: Vec<Argument>,
+type Fields = HashMap<String, Value>;
+
+/// The reply of `COMMAND DOCS` about a command.
+fn docs(cli: &mut RedisCli, name: &str) -> Fields {
+    let mut docs: Fields = cli.ask(&format!("COMMAND DOCS {name}"));
+    from_redis_value(docs.remove(name).unwrap()).unwrap()
 }
 
-struct Argument {
-    name: String,
-    kind: String,
-    summary: String,
-    /// The word that introduces an optional argument.
-    option: Option<String>,
-    multiple: bool,
+fn text(fields: &Fields, name: &str) -> Option<String> {
+    fields.get(name).map(|value| from_redis_value(value.clone()).unwrap())
 }
 
-impl Documented {
-    fn of(cli: &mut RedisCli, name: &str) -> Self {
-        let mut docs: HashMap<String, Value> = cli.ask(&format!("COMMAND DOCS {name}"));
-        let docs = HashMap::<String, Value>::from_redis_value(docs.remove(name).unwrap()).unwrap();
-        let text = |field: &str| String::from_redis_value(docs[field].clone()).unwrap();
+#[test]
+fn each_command_is_documented_and_its_arguments_match_the_syntax() {
+    let (_server, mut cli) = server_and_cli();
+    for syntax in SYNTAX {
+        let name = syntax.split(' ').next().unwrap();
+        let docs = docs(&mut cli, name);
+        let [summary, complexity, since] =
+            ["summary", "complexity", "since"].map(|field| text(&docs, field).unwrap());
+        assert!(summary.len() > 20, "{name}: {summary}");
+        assert!(complexity.starts_with("O("), "{name}: {complexity}");
+        assert_eq!(since, "0.1.0", "{name}");
         // A command without arguments has no such field.
-        let arguments = docs.get("arguments").cloned().unwrap_or(Value::Array(Vec::new()));
-        let arguments = Vec::<HashMap<String, Value>>::from_redis_value(arguments).unwrap();
-        Self {
-            summary: text("summary"),
-            complexity: text("complexity"),
-            since: text("since"),
-            arguments: arguments.into_iter().map(Argument::from).collect(),
+        let arguments: Vec<Fields> =
+            docs.get("arguments").map_or(Vec::new(), |all| from_redis_value(all.clone()).unwrap());
+        let mut written = name.to_owned();
+        for argument in &arguments {
+            let [name, kind] = ["name", "type"].map(|field| text(argument, field).unwrap());
+            let flags: Vec<String> = argument
+                .get("flags")
+                .map_or(Vec::new(), |flags| from_redis_value(flags.clone()).unwrap());
+            let has = |flag: &str| flags.iter().any(|other| other == flag);
+            let option = text(argument, "token");
+            assert_eq!(option.is_some(), has("optional"), "{name}");
+            assert!(text(argument, "summary").is_some_and(|summary| !summary.is_empty()), "{name}");
+            let word = match option {
+                Some(option) if kind == "pure-token" => format!(" [{option}]"),
+                Some(option) => format!(" [{option} {name}]"),
+                None if has("multiple") => format!(" {name} [{name} ...]"),
+                None => format!(" {name}"),
+            };
+            written += &word;
         }
-    }
-}
-
-impl From<HashMap<String, Value>> for Argument {
-    fn from(mut fields: HashMap<String, Value>) -> Self {
-        let mut text =
-            |field| fields.remove(field).map(|value| String::from_redis_value(value).unwrap());
-        let (name, kind, summary, option) =
-            (text("name"), text("type"), text("summary"), text("token"));
-        let flags =
-            fields.remove("flags").map(|flags| Vec::<String>::from_redis_value(flags).unwrap());
-        let flags = flags.unwrap_or_default();
-        let has = |flag: &str| flags.iter().any(|other| other == flag);
-        assert_eq!(option.is_some(), has("optional"), "{name:?}");
-        let multiple = has("multiple");
-        Self {
-            name: name.unwrap(),
-            kind: kind.unwrap(),
-            summary: summary.unwrap(),
-            option,
-            multiple,
-        }
-    }
-}
-
-#[test]
-fn each_command_is_documented() {
-    let (_server, mut cli) = server_and_cli();
-    for syntax in SYNTAX {
-        let name = syntax.split(' ').next().unwrap();
-        let docs = Documented::of(&mut cli, name);
-        assert!(docs.summary.len() > 20, "{name}: {}", docs.summary);
-        assert!(docs.complexity.starts_with("O("), "{name}: {}", docs.complexity);
-        assert_eq!(docs.since, "0.1.0", "{name}");
-        assert!(docs.arguments.iter().all(|argument| !argument.summary.is_empty()), "{name}");
-    }
-}
-
-#[test]
-fn documented_arguments_match_the_syntax() {
-    let (_server, mut cli) = server_and_cli();
-    for syntax in SYNTAX {
-        let name = syntax.split(' ').next().unwrap();
-        let arguments = Documented::of(&mut cli, name).arguments.into_iter();
-        let written = arguments.map(|Argument { name, kind, option, multiple, .. }| match option {
-            Some(option) if kind == "pure-token" => format!("[{option}]"),
-            Some(option) => format!("[{option} {name}]"),
-            None if multiple => format!("{name} [{name} ...]"),
-            None => name,
-        });
-        let documented: Vec<_> = std::iter::once(name.to_owned()).chain(written).collect();
-        assert_eq!(documented.join(" "), syntax);
+        assert_eq!(written, syntax);
     }
 }
 
@@ -127,8 +90,8 @@ fn help_shows_syntax_and_summary_of_each_command() {
             Some(expected.trim_end()),
             "{name}"
         );
-        let docs = Documented::of(&mut cli, name);
-        assert!(lines.iter().any(|line| *line == format!("    {}.", docs.summary)), "{name}");
+        let summary = text(&docs(&mut cli, name), "summary").unwrap();
+        assert!(lines.iter().any(|line| *line == format!("    {summary}.")), "{name}");
     }
     assert_eq!(lines.len(), 2 * SYNTAX.len());
     assert!(cli.error("LOCK.HELP me").starts_with("ERR wrong number of arguments"));
@@ -168,7 +131,7 @@ fn server_knows_arity_flags_and_key_of_each_command() {
     for (name, arity, flags) in expected {
         let [info]: [Vec<Value>; 1] = cli.ask(&format!("COMMAND INFO {name}"));
         assert_eq!(info[1], Int(arity), "{name}");
-        let mut known = Vec::<String>::from_redis_value(info[2].clone()).unwrap();
+        let mut known: Vec<String> = from_redis_value(info[2].clone()).unwrap();
         known.sort();
         assert_eq!(known, flags, "{name}");
         let keyless = ["lock.scan", "lock.help"].contains(&name);

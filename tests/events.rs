@@ -111,12 +111,19 @@ fn aborts_transaction(server: &Server, before: &str, line: &str) -> bool {
 }
 
 #[test]
-fn keyspace_events_are_those_of_the_equivalent_command() {
+fn events_caches_and_watch_are_as_with_the_equivalent_command() {
     let server = server();
     for (before, ours, theirs) in EQUIVALENTS {
-        let expected = published(&server, ALL_EVENTS, before, theirs);
+        let [events, expected] =
+            [ours, theirs].map(|line| published(&server, ALL_EVENTS, before, line));
         assert!(!expected.is_empty(), "{theirs} is published");
-        assert_eq!(published(&server, ALL_EVENTS, before, ours), expected, "{ours}");
+        assert_eq!(events, expected, "{ours}");
+        let [keys, expected] = [ours, theirs].map(|line| invalidated(&server, before, line));
+        assert!(!expected.is_empty(), "{theirs} invalidates");
+        assert_eq!(keys, expected, "{ours}");
+        for line in [ours, theirs] {
+            assert!(aborts_transaction(&server, before, line), "{line}");
+        }
     }
 }
 
@@ -148,16 +155,6 @@ fn only_the_configured_classes_of_events_are_published() {
         let messages =
             [(); 2].map(|()| listener.get_message().unwrap().get_payload::<String>().unwrap());
         assert_eq!(messages, [expected, "."], "{kinds}");
-    }
-}
-
-#[test]
-fn caches_are_invalidated_as_by_the_equivalent_command() {
-    let server = server();
-    for (before, ours, theirs) in EQUIVALENTS {
-        let expected = invalidated(&server, before, theirs);
-        assert!(!expected.is_empty(), "{theirs} invalidates");
-        assert_eq!(invalidated(&server, before, ours), expected, "{ours}");
     }
 }
 
@@ -221,15 +218,6 @@ fn handover_aborts_transactions_at_once() {
         assert_eq!(replies[1], Int(1), "database {database}");
         assert_eq!(replies[4], Nil, "database {database}");
         assert!(matches!(waiter.join().unwrap(), Value::Array(_)));
-    }
-}
-
-#[test]
-fn watching_transactions_are_aborted_as_by_the_equivalent_command() {
-    let server = server();
-    for (before, ours, theirs) in EQUIVALENTS {
-        assert!(aborts_transaction(&server, before, theirs), "{theirs}");
-        assert!(aborts_transaction(&server, before, ours), "{ours}");
     }
 }
 

@@ -16,5 +16,4 @@ mod interop;
 mod persistence;
 mod replication;
 mod secrets;
-mod set;
 mod waiting;

@@ -8,6 +8,7 @@ use redis_module::raw;
 use super::Arg;
 use super::api;
 use super::command::KeyFlags;
+use super::info::ServerInfo;
 
 /// The context of one call from the server.
 pub(crate) struct Ctx<'a> {
@@ -149,30 +150,17 @@ impl Ctx<'_> {
 
     /// The listeners that the server reports. A listener whose field is missing counts as present.
     pub(crate) fn listeners(&self) -> Listeners {
-        let any = |section: &CStr, fields: &[&CStr]| {
-            // SAFETY: a live context; the data is freed after it was read, and not used again.
-            unsafe {
-                let info = api!(RedisModule_GetServerInfo(self.ctx, section.as_ptr()));
-                let mut failed = 0;
-                let any = fields.iter().any(|field| {
-                    let value = api!(RedisModule_ServerInfoGetFieldUnsigned(
-                        info,
-                        field.as_ptr(),
-                        &raw mut failed
-                    ));
-                    failed != 0 || value != 0
-                });
-                api!(RedisModule_FreeServerInfo(self.ctx, info));
-                any
-            }
+        let any = |section: &ServerInfo, fields: &[&CStr]| {
+            fields.iter().any(|field| section.number(field).is_none_or(|value| value != 0))
         };
-        let (replication, persistence) = (c"replication", c"persistence");
+        let replication = ServerInfo::read(c"replication");
+        let persistence = ServerInfo::read(c"persistence");
         Listeners {
-            append_only_file: any(persistence, &[c"aof_enabled"]),
-            backlog: any(replication, &[c"repl_backlog_active"]),
-            replicas: any(replication, &[c"connected_slaves"]),
+            append_only_file: any(&persistence, &[c"aof_enabled"]),
+            backlog: any(&replication, &[c"repl_backlog_active"]),
+            replicas: any(&replication, &[c"connected_slaves"]),
             child: any(
-                persistence,
+                &persistence,
                 &[c"rdb_bgsave_in_progress", c"aof_rewrite_in_progress", c"aof_rewrite_scheduled"],
             ),
         }

@@ -47,17 +47,19 @@ impl Section {
             save_failed: persistence.is(c"rdb_last_bgsave_status", c"err"),
             append_failed: has(raw::REDISMODULE_CTX_FLAGS_AOF)
                 && persistence.is(c"aof_last_write_status", c"err"),
-            good_replicas: ServerInfo::read(c"replication").number(c"min_slaves_good_slaves"),
+            good_replicas: ServerInfo::read(c"replication")
+                .number(c"min_slaves_good_slaves")
+                .unwrap_or(0),
             writes_are_paused: is_paused != 0,
         })
     }
 }
 
 /// One section of the server's own INFO.
-struct ServerInfo(*mut raw::RedisModuleServerInfoData);
+pub(super) struct ServerInfo(*mut raw::RedisModuleServerInfoData);
 
 impl ServerInfo {
-    fn read(section: &CStr) -> Self {
+    pub(super) fn read(section: &CStr) -> Self {
         // SAFETY: the server allows no context; the data is freed by `drop`.
         Self(unsafe { api!(RedisModule_GetServerInfo(null_mut(), section.as_ptr())) })
     }
@@ -70,13 +72,14 @@ impl ServerInfo {
         }
     }
 
-    /// The value of a field; zero if there is no such field.
-    fn number(&self, field: &CStr) -> u64 {
+    /// The value of a field; `None` if there is no such field.
+    pub(super) fn number(&self, field: &CStr) -> Option<u64> {
         let mut failed = 0;
         // SAFETY: the data is alive.
-        unsafe {
+        let value = unsafe {
             api!(RedisModule_ServerInfoGetFieldUnsigned(self.0, field.as_ptr(), &raw mut failed))
-        }
+        };
+        (failed == 0).then_some(value)
     }
 }
 
