@@ -11,12 +11,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use quorlock_testkit::{Server, eventually};
+use quorlock_testkit::{Server, eventually, info};
 use redis::{Connection, cmd};
 use rustix::thread::sched_setaffinity;
 
 use crate::instruments::{
-    OTHER_FILES, Socket, apart_from_servers, begin_slowlog, info, join_server, require_files,
+    OTHER_FILES, Socket, apart_from_servers, begin_slowlog, join_server, require_files,
     take_slowest, time_without_processor,
 };
 use crate::report::{Row, readable};
@@ -338,7 +338,7 @@ impl<'a> ObservedServer<'a> {
     }
 
     fn has(&mut self, field: &str, value: usize) -> anyhow::Result<bool> {
-        Ok(info::<usize>(&mut self.connection, "lock", field)? == value)
+        Ok(info(&mut self.connection, "lock", field)? == value as u64)
     }
 
     /// Observes a command of an operator, until this many clients wait. If none waits already,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use quorlock_client::{Lock, LockBuilder, Quorum, ReleaseError, Released};
-use quorlock_testkit::{Direction, Nodes, Proxy, StartError};
+use quorlock_testkit::{Accident, FleetNode, Injectors, Nodes, Proxy, Server, StartError};
 use redis::{Client, IntoConnectionInfo as _, RedisResult};
 use rslock::{LockGuard, LockManager};
 
@@ -128,71 +128,35 @@ pub(crate) async fn lock_once(builder: &LockBuilder) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What happens to one node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    Nothing,
-    /// SIGSTOP: connections stay open, and no request is answered.
-    Pause,
-    /// SIGKILL: the node refuses connections.
-    Kill,
-    /// Connections are reset, and so are new ones.
-    Cut,
-    LoseRequests,
-    LoseReplies,
-}
-
-/// Three nodes, the first of which fails. Clients reach it through a proxy if the fault is one of
-/// the network.
+/// Three nodes, the first of which fails. Clients may reach it through a proxy, as they must if the
+/// accident is one of the network.
 pub(crate) struct FailingNodes {
-    nodes: Nodes,
-    proxy: Option<Proxy>,
+    first: FleetNode,
+    others: Vec<Server>,
 }
 
 impl FailingNodes {
     pub(crate) const NODES: usize = 3;
 
     pub(crate) fn start(behind_proxy: bool) -> anyhow::Result<Self> {
-        let nodes = start_nodes(Self::NODES)?;
-        let proxy = behind_proxy.then(|| Proxy::start(nodes[0].url()));
-        Ok(Self { nodes, proxy })
+        let mut servers = start_nodes(Self::NODES)?.into_iter();
+        let first = servers.next().context("there is no node")?;
+        let first = FleetNode::new(first, usize::from(behind_proxy), Injectors::default());
+        Ok(Self { first, others: servers.collect() })
     }
 
     pub(crate) fn urls(&self) -> Vec<String> {
-        let mut urls = self.nodes.urls();
-        if let Some(proxy) = &self.proxy {
-            urls[0] = proxy.url();
-        }
-        urls
+        let FleetNode { server, networks, .. } = &self.first;
+        let first = networks.first().map_or_else(|| server.url(), Proxy::url);
+        [first].into_iter().chain(self.others.iter().map(Server::url)).collect()
     }
 
-    pub(crate) fn inject(&mut self, fault: Fault) {
-        let proxy = || self.proxy.as_ref().expect("a fault of the network needs the proxy");
-        match fault {
-            Fault::Nothing => {}
-            Fault::Pause => self.nodes[0].pause(),
-            Fault::Kill => self.nodes[0].kill(),
-            Fault::Cut => proxy().cut(),
-            Fault::LoseRequests => proxy().drop_bytes(Direction::ToServer),
-            Fault::LoseReplies => proxy().drop_bytes(Direction::ToClient),
-        }
-    }
-
-    pub(crate) fn recover(&mut self, fault: Fault) -> anyhow::Result<()> {
-        match fault {
-            Fault::Nothing => {}
-            Fault::Pause => self.nodes[0].resume(),
-            Fault::Kill => self.nodes[0].restart()?,
-            Fault::Cut | Fault::LoseRequests | Fault::LoseReplies => {
-                self.proxy.as_ref().expect("the proxy was there for the fault").heal();
-            }
-        }
+    pub(crate) fn inject(&mut self, accident: Accident) -> anyhow::Result<()> {
+        ensure!(self.first.inject(accident, 0)?, "the accident was not injected");
         Ok(())
     }
-}
 
-impl Fault {
-    pub(crate) fn is_of_the_network(self) -> bool {
-        matches!(self, Self::Cut | Self::LoseRequests | Self::LoseReplies)
+    pub(crate) fn recover(&mut self, accident: Accident) -> anyhow::Result<()> {
+        self.first.recover(accident, 0)
     }
 }

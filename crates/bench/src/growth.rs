@@ -14,10 +14,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use quorlock_testkit::Server;
+use quorlock_testkit::{Server, info};
 use redis::cmd;
 
-use crate::instruments::{Socket, apart_from_servers, info, processor_time};
+use crate::instruments::{Socket, apart_from_servers, processor_time};
 use crate::report::{Row, readable};
 
 /// Largest number of held locks.
@@ -87,13 +87,13 @@ pub(crate) fn measure() -> anyhow::Result<Vec<Row>> {
 fn bytes_of_a_key() -> anyhow::Result<u64> {
     let server = Server::builder().without_module().tcp().start()?;
     let (connection, mut socket) = (&mut server.connection(), Socket::connect(&server)?);
-    let unused: u64 = info(connection, "memory", "used_memory")?;
+    let unused = info(connection, "memory", "used_memory")?;
     for first in (0..MEASURED).step_by(STRETCH as usize) {
         stretch(&server, &mut socket, first, |n| {
             format!("SET lock:{n:07} {n:032x} NX PX {TTL_MS}\r\n")
         })?;
     }
-    let used: u64 = info(connection, "memory", "used_memory")?;
+    let used = info(connection, "memory", "used_memory")?;
     Ok(used.saturating_sub(unused) / u64::from(MEASURED))
 }
 
@@ -113,14 +113,14 @@ impl Figures {
     fn measure(server: &Server) -> anyhow::Result<Self> {
         let connection = &mut server.connection();
         let mut socket = Socket::connect(server)?;
-        let unused: u64 = info(connection, "memory", "used_memory")?;
+        let unused = info(connection, "memory", "used_memory")?;
         let stretches = |locks: std::ops::Range<u32>| locks.step_by(STRETCH as usize);
         let began = Instant::now();
         let (mut acquires, mut bytes) = (Vec::new(), 0);
         for first in stretches(0..RELEASED) {
             acquires.push(stretch(server, &mut socket, first, |n| acquire(n, TTL_MS))?);
             if first + STRETCH == MEASURED {
-                let used: u64 = info(connection, "memory", "used_memory")?;
+                let used = info(connection, "memory", "used_memory")?;
                 bytes = used.saturating_sub(unused) / u64::from(MEASURED);
             }
         }

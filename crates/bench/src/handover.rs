@@ -6,14 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use quorlock_testkit::{Nodes, Server};
+use quorlock_testkit::{Accident, Direction, Disk, Nodes, Server};
 use tokio::runtime::{self, Handle};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::Effort;
-use crate::clients::{FailingNodes, Fault, Held, Kind, LockClient, start_nodes};
+use crate::clients::{FailingNodes, Held, Kind, LockClient, start_nodes};
 use crate::instruments::{Latencies, Socket, lock_calls};
 use crate::report::{Row, readable};
 
@@ -244,27 +244,27 @@ const HOLD: Duration = Duration::from_millis(5);
 const FAILED_FOR: Duration = Duration::from_secs(10);
 /// Longest allowed time from a release to the next grant.
 const STALL_MAX: Duration = Duration::from_millis(50);
-const FAULTS: [(Fault, &str); 5] = [
-    (Fault::Kill, "killed"),
-    (Fault::Pause, "paused"),
-    (Fault::Cut, "cut off"),
-    (Fault::LoseRequests, "sent nothing"),
-    (Fault::LoseReplies, "not heard"),
+const ACCIDENTS: [(Accident, &str); 5] = [
+    (Accident::Kill(Disk::Kept), "killed"),
+    (Accident::Pause, "paused"),
+    (Accident::Cut, "cut off"),
+    (Accident::Drop(Direction::ToServer), "sent nothing"),
+    (Accident::Drop(Direction::ToClient), "not heard"),
 ];
 
 /// Lets one node fail while clients wait.
 pub(crate) async fn with_a_lost_node(effort: Effort) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for (fault, name) in FAULTS {
-        let mut nodes = FailingNodes::start(fault.is_of_the_network())?;
+    for (accident, name) in ACCIDENTS {
+        let mut nodes = FailingNodes::start(matches!(accident, Accident::Cut | Accident::Drop(_)))?;
         let crowd = Crowd::start(Kind::Quorlock, &nodes.urls()).await?;
         let failing = async {
             sleep(WARM_UP).await;
             let failed = Instant::now();
-            nodes.inject(fault);
+            nodes.inject(accident)?;
             sleep(effort.time(FAILED_FOR)).await;
             let recovered = Instant::now();
-            nodes.recover(fault)?;
+            nodes.recover(accident)?;
             Ok((failed, recovered))
         };
         let (acquisitions, (failed, recovered)) = crowd.compete(HOLD, failing).await?;

@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -134,18 +133,6 @@ impl Socket {
         self.reader.read_line(&mut self.line)?;
         Ok(self.line.trim_end())
     }
-}
-
-/// Reads a number from a section of `INFO`.
-pub(crate) fn info<T: FromStr>(
-    connection: &mut Connection,
-    section: &str,
-    field: &str,
-) -> anyhow::Result<T> {
-    let info: String = cmd("INFO").arg(section).query(connection)?;
-    let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-    let number = value.and_then(|value| value.trim().parse().ok());
-    number.with_context(|| format!("INFO {section} has no number {field}"))
 }
 
 /// Calls of a command, and the time that the server spent on them, since its start.

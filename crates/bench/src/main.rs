@@ -2,11 +2,11 @@
 //! turn: absolute times of one machine say little about another machine.
 //!
 //! - [`peers`]: acquire and release on three nodes, beside `rslock`, also while one node is faulty
-//! - [`server_time`]: what a command costs the server, beside plain commands and scripts
 //! - [`throughput`]: many tasks that lock at the same time, beside a bare loop and `rslock`
 //! - [`kinds`]: shared locks and semaphores beside an exclusive lock
 //! - [`handover`]: handing a lock over to waiters
-//! - [`cost`]: what leases and waiters cost the nodes and other clients
+//! - [`cost`]: what a command costs the server, beside plain commands and scripts, and what leases
+//!   and waiters cost other clients
 //! - [`growth`]: processor time and memory, up to three million leases and back
 //! - [`bounds`]: the slowest command and the longest turn with ten thousand waiters or a million
 //!   leases
@@ -25,7 +25,6 @@ mod kinds;
 mod peers;
 mod program;
 mod report;
-mod server_time;
 mod throughput;
 
 use std::collections::BTreeSet;
@@ -78,7 +77,7 @@ struct Part {
 }
 
 const PARTS: [Part; 14] = [
-    part(&["server-time"], "server-time", |_, effort| server_time::measure(effort)),
+    part(&["server-time"], "server-time", |_, effort| cost::of_commands(effort)),
     part(&["cost"], "plain", |_, effort| cost::plain(effort)),
     part(&["growth"], "growth", |_, _| growth::measure()),
     part(&["bounds"], "waiters", |_, _| bounds::with_waiters()),

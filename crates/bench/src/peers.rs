@@ -5,10 +5,11 @@
 //! reads the third one when it arrives.
 
 use futures_util::future::try_join_all;
+use quorlock_testkit::{Accident, Direction, Disk};
 use tokio::task::JoinSet;
 
 use crate::Effort;
-use crate::clients::{FailingNodes, Fault, Kind, LockClient};
+use crate::clients::{FailingNodes, Kind, LockClient};
 use crate::instruments::Latencies;
 use crate::report::Row;
 
@@ -31,20 +32,28 @@ const RATIO_TO_HEALTHY_MAX: f64 = 1.2;
 #[derive(Clone, Copy)]
 struct Condition {
     name: &'static str,
-    fault: Fault,
+    accident: Option<Accident>,
     /// Whether a proxy is in front of the node. A proxy costs time even without a fault, so such a
     /// node is compared with a healthy node behind a proxy.
     behind_proxy: bool,
 }
 
 const HEALTHY: [Condition; 2] = [
-    Condition { name: "healthy", fault: Fault::Nothing, behind_proxy: false },
-    Condition { name: "healthy, same proxy", fault: Fault::Nothing, behind_proxy: true },
+    Condition { name: "healthy", accident: None, behind_proxy: false },
+    Condition { name: "healthy, same proxy", accident: None, behind_proxy: true },
 ];
 const FAULTY: [Condition; 3] = [
-    Condition { name: "paused", fault: Fault::Pause, behind_proxy: false },
-    Condition { name: "refusing connections", fault: Fault::Kill, behind_proxy: false },
-    Condition { name: "with its replies swallowed", fault: Fault::LoseReplies, behind_proxy: true },
+    Condition { name: "paused", accident: Some(Accident::Pause), behind_proxy: false },
+    Condition {
+        name: "refusing connections",
+        accident: Some(Accident::Kill(Disk::Kept)),
+        behind_proxy: false,
+    },
+    Condition {
+        name: "with its replies swallowed",
+        accident: Some(Accident::Drop(Direction::ToClient)),
+        behind_proxy: true,
+    },
 ];
 
 /// Three nodes, both clients, and the latencies of Quorlock.
@@ -93,7 +102,9 @@ impl Setup {
         let mut nodes = FailingNodes::start(condition.behind_proxy)?;
         let client = LockClient::connect(Kind::Quorlock, nodes.urls()).await?;
         let rslock = LockClient::connect(Kind::Rslock, nodes.urls()).await?;
-        nodes.inject(condition.fault);
+        if let Some(accident) = condition.accident {
+            nodes.inject(accident)?;
+        }
         let [alone, ten_at_once, rslock_alone] = [(); 3].map(|()| Latencies::new());
         Ok(Self { condition, client, rslock, alone, ten_at_once, rslock_alone, _nodes: nodes })
     }

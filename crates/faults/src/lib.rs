@@ -5,7 +5,6 @@
 //! - [`storm`]: accidents to five nodes while clients compete for their locks
 //! - [`history`]: which client held which lock when, and the violations in it
 //! - [`fuzz`]: compares one server with a model of it after each step
-//! - [`harness`]: what these modules share
 
 #![allow(
     missing_docs,
@@ -13,9 +12,29 @@
 )]
 
 pub mod fuzz;
-pub mod harness;
 pub mod history;
 pub mod scenarios;
 pub mod storm;
 
-pub use harness::Protected;
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Whether the protection under test is in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protected {
+    /// The module and the client run as the documentation describes.
+    Yes,
+    /// One protection is removed. Such a run is a baseline.
+    No,
+}
+
+/// Returns a seed that differs from run to run: a test must pass with every seed.
+pub fn any_seed() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_secs() % 1_000_000 * 1000 + u64::from(since.subsec_millis())
+}
+
+/// Returns the result of a thread. A panic of the thread goes on in the caller.
+pub(crate) fn result_of<T>(joined: thread::Result<T>) -> T {
+    joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}

@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Parser;
-use quorlock_faults::Protected;
-use quorlock_faults::harness::any_seed;
 use quorlock_faults::scenarios::{expire_unreleased, table};
 use quorlock_faults::storm::{Course, Kind, Plan, run};
+use quorlock_faults::{Protected, any_seed};
 use quorlock_testkit::find_server_binary;
 
 /// Number of locks that expire unreleased.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use quorlock_faults::Protected::{self, No, Yes};
-use quorlock_faults::harness::any_seed;
+use quorlock_faults::any_seed;
 use quorlock_faults::history::Mode;
 use quorlock_faults::scenarios::expire_unreleased;
 use quorlock_faults::storm::{Course, Kind, Outcome, Plan, run};

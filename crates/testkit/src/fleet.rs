@@ -1,12 +1,10 @@
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use redis::{Connection, cmd, pipe};
 
-use crate::{
-    Accident, Disk, Inject as _, Nodes, PowerCut, Proxy, Server, ServerBuilder, WallClock,
-};
+use crate::{Direction, Inject as _, Nodes, PowerCut, Proxy, Server, ServerBuilder, WallClock};
 
 /// The database of the keys that make memory short.
 const FILLER_DB: u32 = 9;
@@ -22,7 +20,7 @@ pub struct FleetNode {
     pub server: Server,
     /// In front of the server, one for each group of clients.
     pub networks: Vec<Proxy>,
-    injectors: Option<Injectors>,
+    pub injectors: Injectors,
     state: State,
 }
 
@@ -54,38 +52,23 @@ pub struct Incident {
 }
 
 impl Fleet {
-    /// Starts `n` nodes without injectors. `configure` receives the index of each.
+    /// Starts `n` nodes with injectors. `configure` receives the index of each.
     ///
     /// # Errors
     /// When a node does not start.
     pub fn start(
         n: usize,
         networks: usize,
-        configure: impl FnMut(usize, ServerBuilder) -> ServerBuilder,
-    ) -> Result<Self> {
-        let servers = Nodes::start_with(n, configure)?;
-        let nodes =
-            servers.into_iter().map(|server| FleetNode::new(server, networks, None)).collect();
-        Ok(Self { nodes, pending: Vec::new() })
-    }
-
-    /// Starts nodes as [`Fleet::start`] does, with injectors.
-    ///
-    /// # Errors
-    /// When a node does not start.
-    pub fn start_with_injectors(
-        n: usize,
-        networks: usize,
         mut configure: impl FnMut(usize, ServerBuilder) -> ServerBuilder,
     ) -> Result<Self> {
         let injectors: Vec<_> = (0..n).map(|_| Injectors::default()).collect();
-        let mut fleet = Self::start(n, networks, |index, builder| {
+        let servers = Nodes::start_with(n, |index, builder| {
             configure(index, injectors[index].attach(builder))
         })?;
-        for (node, injectors) in fleet.nodes.iter_mut().zip(injectors) {
-            node.injectors = Some(injectors);
-        }
-        Ok(fleet)
+        let nodes = servers.into_iter().zip(injectors);
+        let nodes =
+            nodes.map(|(server, injectors)| FleetNode::new(server, networks, injectors)).collect();
+        Ok(Self { nodes, pending: Vec::new() })
     }
 
     /// Returns the addresses of all nodes behind one network.
@@ -171,7 +154,7 @@ impl Injectors {
 }
 
 impl FleetNode {
-    pub fn new(server: Server, networks: usize, injectors: Option<Injectors>) -> Self {
+    pub fn new(server: Server, networks: usize, injectors: Injectors) -> Self {
         let networks = (0..networks).map(|_| Proxy::start(server.url())).collect();
         Self { server, networks, injectors, state: State::Running }
     }
@@ -201,7 +184,8 @@ impl FleetNode {
                 self.server.pause();
             }
             Accident::ClockStep { by_s } => {
-                let clock = &self.injectors()?.clock;
+                let clock = &self.injectors.clock;
+                ensure!(clock.is_read_by(&self.server), "the server does not read this clock");
                 clock.correct();
                 clock.step_ms(by_s * 1000);
             }
@@ -231,7 +215,7 @@ impl FleetNode {
                     self.state = State::Running;
                 }
             }
-            Accident::ClockStep { .. } => self.injectors()?.clock.correct(),
+            Accident::ClockStep { .. } => self.injectors.clock.correct(),
             Accident::Eviction | Accident::Reload => {}
             Accident::Cut | Accident::Hold(_) | Accident::Drop(_) | Accident::Delay(..) => {
                 self.networks[network].heal();
@@ -259,24 +243,14 @@ impl FleetNode {
         if self.state == State::Running { saved().unwrap_or_default() } else { 0 }
     }
 
-    /// # Errors
-    /// When the server was started without injectors.
-    pub fn injectors(&self) -> Result<&Injectors> {
-        self.injectors.as_ref().context("this server was started without injectors")
-    }
-
     /// Cuts the power of the server, and returns the number of lost bytes.
-    ///
-    /// # Errors
-    /// When the server was started without injectors.
-    pub fn cut_power(&mut self) -> Result<u64> {
-        let power = self.injectors()?.power.clone();
-        Ok(power.cut(&mut self.server))
+    pub fn cut_power(&mut self) -> u64 {
+        self.injectors.power.cut(&mut self.server)
     }
 
     fn kill(&mut self, disk: Disk) -> Result<()> {
         if disk == Disk::Synced {
-            self.cut_power()?;
+            self.cut_power();
         } else {
             self.server.kill();
         }
@@ -332,4 +306,61 @@ pub fn info(connection: &mut Connection, section: &str, field: &str) -> Result<u
     let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     let value = value.with_context(|| format!("INFO {section} has no {field}"))?;
     value.trim().parse().with_context(|| format!("{field} is {value}"))
+}
+
+/// What goes wrong with one node, or with one network in front of it, until recovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accident {
+    /// SIGKILL; recovery starts the server on what is left of its disk.
+    Kill(Disk),
+    /// SIGTERM; recovery starts the server.
+    Shutdown,
+    /// SIGSTOP: connections stay open, and no request is answered.
+    Pause,
+    /// The wall clock is stepped; recovery sets it right.
+    ClockStep {
+        /// Negative for a step back.
+        by_s: i64,
+    },
+    /// Memory runs short, so that the server evicts keys.
+    Eviction,
+    Reload,
+    /// Open connections are reset, and so are new connections as soon as they open.
+    Cut,
+    /// Traffic stops, and arrives all at once at recovery.
+    Hold(Direction),
+    /// Traffic is lost.
+    Drop(Direction),
+    /// Traffic arrives late.
+    Delay(Direction, Duration),
+}
+
+/// What a server finds on its disk after it was killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disk {
+    Kept,
+    /// What the process had synced, as after a power cut.
+    Synced,
+    Emptied,
+}
+
+impl Accident {
+    /// Returns the accident's name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kill(Disk::Kept) => "kill -9, restart with the disk",
+            Self::Kill(Disk::Synced) => "power cut, restart",
+            Self::Kill(Disk::Emptied) => "kill -9, restart on an empty disk",
+            Self::Shutdown => "shutdown, restart",
+            Self::Pause => "SIGSTOP, SIGCONT",
+            Self::ClockStep { by_s: 1.. } => "wall clock stepped ahead",
+            Self::ClockStep { .. } => "wall clock stepped back",
+            Self::Eviction => "eviction",
+            Self::Reload => "DEBUG RELOAD",
+            Self::Cut => "reset connections",
+            Self::Hold(_) => "stalled packets",
+            Self::Drop(_) => "lost packets",
+            Self::Delay(..) => "late packets",
+        }
+    }
 }

@@ -17,7 +17,6 @@
     reason = "this crate is internal: an item has a doc where its name and type say too little"
 )]
 
-mod accident;
 mod eventually;
 #[cfg(target_os = "linux")]
 mod fleet;
@@ -25,10 +24,9 @@ mod fleet;
 mod injector;
 mod proxy;
 
-pub use accident::{Accident, Disk};
 pub use eventually::{eventually, eventually_async};
 #[cfg(target_os = "linux")]
-pub use fleet::{Fleet, FleetNode, Incident, Injectors, evict, info};
+pub use fleet::{Accident, Disk, Fleet, FleetNode, Incident, Injectors, evict, info};
 #[cfg(target_os = "linux")]
 pub use injector::{Inject, PowerCut, WallClock};
 pub use proxy::{Direction, Proxy};

@@ -7,9 +7,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressStyle};
+use quorlock_faults::any_seed;
 use quorlock_faults::fuzz::{Plan, Report, run};
-use quorlock_faults::harness::any_seed;
 use quorlock_testkit::find_server_binary;
 
 /// Compares a real server with the model of it, step by step.
@@ -60,26 +59,14 @@ fn main() -> ExitCode {
 }
 
 fn compare(plan: Plan) -> anyhow::Result<Report> {
-    let style =
-        ProgressStyle::with_template("{bar:40} {pos}/{len} steps, {per_sec}, {msg}, {eta} left")?;
-    let bar = ProgressBar::new(plan.steps).with_style(style);
     let (started, mut shown) = (Instant::now(), Instant::now());
     let report = run(plan, |report| {
-        bar.set_position(report.steps);
         if shown.elapsed() >= Duration::from_secs(10) {
             shown = Instant::now();
-            bar.set_message(format!("{} episodes", report.episodes));
-            if bar.is_hidden() {
-                eprintln!(
-                    "{} s: {} steps of {} episodes",
-                    started.elapsed().as_secs(),
-                    report.steps,
-                    report.episodes
-                );
-            }
+            let (seconds, Report { steps, episodes, .. }) = (started.elapsed().as_secs(), report);
+            eprintln!("{seconds} s: {steps} of {} steps, {episodes} episodes", plan.steps);
         }
     })?;
-    bar.finish_and_clear();
     let kinds: Vec<_> =
         report.kinds.iter().map(|(kind, times)| format!("{kind} {times}")).collect();
     println!(

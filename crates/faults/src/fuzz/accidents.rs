@@ -5,13 +5,11 @@ use anyhow::{Context as _, anyhow};
 use quorlock_core::node::ServerEvent;
 use quorlock_core::node::memory_server::Value;
 
-use super::command::{Command, DBS, KEYS, LockCommand};
+use super::command::{Command, DBS, KEYS, LockCommand, Meanwhile, Step, Wrap};
 use super::episode::{Episode, Outcome, Trouble};
 use super::model::{Expected, Model, is_error, places, replica_abstains};
-use super::step::{Meanwhile, Step, Wrap};
 use super::view::{View, compare};
 use super::wire::{Reply, Wire, info, time_us, words};
-use crate::harness::port;
 
 /// Time limit for a condition, such as that a replica follows its master.
 const CONDITION_LIMIT: Duration = Duration::from_secs(30);
@@ -260,7 +258,7 @@ impl Episode {
 
     fn attach_peer(&mut self) -> Outcome {
         let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
-        let line = format!("REPLICAOF 127.0.0.1 {}", port(&self.server.url())?);
+        let line = format!("REPLICAOF 127.0.0.1 {}", self.server.port());
         peer.call(&line)?;
         self.wait_until_peer_follows(&mut peer)?;
         self.peer_wire = Some(peer);
@@ -270,7 +268,7 @@ impl Episode {
     }
 
     fn wait_until_peer_follows(&mut self, peer: &mut Wire) -> Outcome {
-        let its_port = port(&self.server.url())?.to_string();
+        let its_port = self.server.port().to_string();
         self.until("the peer follows", |episode| {
             Ok(info(peer, "replication", "master_port")? == its_port
                 && info(peer, "replication", "master_link_status")? == "up"
@@ -346,7 +344,7 @@ impl Episode {
             self.handle_demotion()?;
             thread::sleep(UNREACHABLE);
         }
-        let its_port = port(&self.peer.as_ref().context("there is no peer")?.url())?;
+        let its_port = self.peer.as_ref().context("there is no peer")?.port();
         self.control.call(&format!("REPLICAOF 127.0.0.1 {its_port}"))?;
         self.handle_demotion()?;
         self.until("the server follows", |episode| {

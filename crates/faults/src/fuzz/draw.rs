@@ -2,12 +2,11 @@ use quorlock_core::node::{Mode, Now};
 use rand::RngExt as _;
 
 use super::command::{
-    Command, DBS, KEYS, KeyIndex, Keys, LockCommand, PATTERNS, Place, PlainCommand, ProposedFence,
-    SetCondition, TOKENS,
+    Command, DBS, KEYS, KeyIndex, Keys, LATE_MS, LockCommand, Meanwhile, PATTERNS, Place,
+    PlainCommand, ProposedFence, SetCondition, Step, TOKENS, Wrap,
 };
 use super::episode::Episode;
 use super::model::{MAX_CLOCK_SKEW_MS, mode_of};
-use super::step::{LATE_MS, Meanwhile, Step, Wrap};
 
 /// How long the server sleeps in a packet so that a deadline passes meanwhile, in milliseconds.
 const LATE_SLEEP_MS: u64 = 55;
@@ -31,10 +30,7 @@ const APART_US: u64 = 80_000;
 /// of its packet in another turn.
 fn flush_lazily(commands: &mut [(u32, Command)]) {
     for (_, command) in commands {
-        if let Command::Plain(
-            PlainCommand::FlushDb { lazily } | PlainCommand::FlushAll { lazily },
-        ) = command
-        {
+        if let Command::Plain(PlainCommand::Flush { lazily, .. }) = command {
             *lazily = true;
         }
     }
@@ -502,8 +498,7 @@ impl Draw<'_> {
                 PlainCommand::Restore { key, value, dumped, ms: ms.unwrap_or(0), replace }
             }
             92..95 => PlainCommand::LPush(key),
-            95..97 => PlainCommand::FlushDb { lazily: self.chance(0.5) },
-            97..99 => PlainCommand::FlushAll { lazily: self.chance(0.5) },
+            at @ 95..99 => PlainCommand::Flush { all: at >= 97, lazily: self.chance(0.5) },
             // After this command, the node abstains for the largest ttl.
             _ if self.episode.config.limits.max_ttl_ms < 10_000 || self.chance(0.02) => {
                 PlainCommand::SwapDb

@@ -9,10 +9,9 @@ use quorlock_testkit::{Inject as _, Server, WallClock};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 
-use super::command::{Command, KEYS, LockCommand, Place, TOKENS, key_index};
+use super::command::{Command, KEYS, LATE_MS, LockCommand, Place, Step, TOKENS, Wrap, key_index};
 use super::executor::Answer;
 use super::model::{Expected, Flavor, Limits, Model, error_start, places};
-use super::step::{LATE_MS, Step, Wrap};
 use super::view::{Offsets, View, compare};
 use super::wire::{Reply, Wire, Words, info, time_us, words};
 
@@ -71,12 +70,12 @@ pub(super) struct Config {
 pub(super) struct Client {
     pub(super) wire: Wire,
     pub(super) waiting: Option<Waiting>,
-    /// The last command.
-    sent: Option<Command>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
+    /// The command that waits.
+    pub(super) command: Command,
     pub(super) blocked_id: BlockedId,
     pub(super) places: Vec<Place>,
     pub(super) token: &'static str,
@@ -95,13 +94,23 @@ impl Waiting {
         };
         let places = keys.in_node_order().into_iter().map(|key| (db, key)).collect();
         let until = now.monotonic.plus_us(wait_ms * 1000);
-        Some(Self { blocked_id, places, token, mode: *mode, until })
+        Some(Self { command: command.clone(), blocked_id, places, token, mode: *mode, until })
     }
-}
 
-impl Client {
-    fn new(wire: Wire) -> Self {
-        Self { wire, waiting: None, sent: None }
+    /// Ends the wait as `CLIENT UNBLOCK` does, and returns the expected answer.
+    pub(super) fn unblock(&self, model: &mut Model, now: Now, with_error: bool) -> Expected {
+        if with_error {
+            self.disconnect(model, now);
+            return Expected::Error("UNBLOCKED".into());
+        }
+        let reply = model.unblock(now, self.blocked_id);
+        model.forget_wake(self.blocked_id);
+        answer(self, reply)
+    }
+
+    pub(super) fn disconnect(&self, model: &mut Model, now: Now) {
+        model.handle_event(now, &ServerEvent::Disconnected(self.blocked_id));
+        model.forget_wake(self.blocked_id);
     }
 }
 
@@ -187,7 +196,7 @@ impl Episode {
             }
         }
         let clients = (0..CLIENTS)
-            .map(|_| Ok(Client::new(Wire::connect(&server)?)))
+            .map(|_| Ok(Client { wire: Wire::connect(&server)?, waiting: None }))
             .collect::<Result<Vec<_>>>()?;
         let started = Instant::now();
         let model = Model::new(config.limits, flavor, now(started, &wall));
@@ -457,7 +466,6 @@ impl Episode {
             if let Some(reply) = reply {
                 self.clients[client].wire.unread(reply.clone());
             }
-            self.clients[client].sent = Some(command.clone());
             self.clients[client].waiting = Waiting::of(command, db, blocked_id, now);
             return Ok(());
         }
@@ -488,21 +496,14 @@ impl Episode {
         reply: Option<&Reply>,
     ) -> Outcome {
         let Some(waiting) = self.clients[client].waiting.clone() else { return Ok(()) };
-        let blocked_id = waiting.blocked_id;
         if reply != Some(&Reply::Int(1)) {
             // The wait ended earlier in the packet, so the client is not blocked any more.
-            if self.model.is_woken(blocked_id) {
+            if self.model.is_woken(waiting.blocked_id) {
                 return Ok(());
             }
             return Err(Trouble::Difference(format!("CLIENT UNBLOCK was answered {reply:?}")));
         }
-        let expected = if with_error {
-            self.model.handle_event(now, &ServerEvent::Disconnected(blocked_id));
-            Expected::Error("UNBLOCKED".into())
-        } else {
-            answer(&waiting, self.model.unblock(now, blocked_id))
-        };
-        self.model.forget_wake(blocked_id);
+        let expected = waiting.unblock(&mut self.model, now, with_error);
         self.check_answer(client, &expected)
     }
 
@@ -512,14 +513,13 @@ impl Episode {
         }
         // The client may have stopped waiting before.
         if let Some(waiting) = self.clients[client].waiting.take() {
-            self.model.handle_event(now, &ServerEvent::Disconnected(waiting.blocked_id));
-            self.model.forget_wake(waiting.blocked_id);
+            waiting.disconnect(&mut self.model, now);
         }
         self.reconnect(client)
     }
 
     pub(super) fn reconnect(&mut self, client: usize) -> Outcome {
-        self.clients[client] = Client::new(Wire::connect(&self.server)?);
+        self.clients[client] = Client { wire: Wire::connect(&self.server)?, waiting: None };
         Ok(())
     }
 
@@ -602,9 +602,8 @@ impl Episode {
             }
         };
         self.note(format!("  client {client} is answered {reply:?}"));
-        self.clients[client].waiting = None;
-        if let Some(command) = self.clients[client].sent.take() {
-            self.record(client, &command, expected);
+        if let Some(waiting) = self.clients[client].waiting.take() {
+            self.record(client, &waiting.command, expected);
         }
         self.check_reply(&format!("the answer to client {client}"), expected, &reply)
     }

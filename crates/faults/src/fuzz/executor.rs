@@ -1,14 +1,13 @@
 //! Runs the claims of a table: on the model alone, whose clocks stand still between the steps, and
 //! on a real server, which the model accompanies.
 
-use quorlock_core::node::{BlockedId, Monotonic, Now, ServerEvent};
+use quorlock_core::node::{BlockedId, Monotonic, Now};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
-use super::command::{Command, Place};
+use super::command::{Command, Place, Step, Wrap};
 use super::episode::{CLIENTS, Config, Episode, GUARD_US, Outcome, Trouble, Waiting, answer};
 use super::model::{Expected, Flavor, Model, places};
-use super::step::{Step, Wrap};
 use super::table::{
     self, Claim, Event, Fences, Line, figures_differ, is_expected, key_differs, proposal,
 };
@@ -160,7 +159,7 @@ struct Memory {
     flavor: Flavor,
     claim: Claim,
     now: Now,
-    waiting: [Option<(Waiting, Command)>; CLIENTS],
+    waiting: [Option<Waiting>; CLIENTS],
     blocked_ids: u64,
     answers: Vec<Answer>,
 }
@@ -189,45 +188,32 @@ impl Memory {
     fn run_turns(&mut self) {
         self.model.run_until(self.now);
         for (blocked_id, reply) in self.model.answers() {
-            let waits = |waiting: &Option<(Waiting, Command)>| {
-                waiting.as_ref().is_some_and(|(waiting, _)| waiting.blocked_id == blocked_id)
+            let waits = |waiting: &Option<Waiting>| {
+                waiting.as_ref().is_some_and(|waiting| waiting.blocked_id == blocked_id)
             };
             let Some(client) = self.waiting.iter().position(waits) else { continue };
-            if let Some((waiting, command)) = self.waiting[client].take() {
+            if let Some(waiting) = self.waiting[client].take() {
                 let expected = answer(&waiting, reply);
-                self.answers.push(Answer { client, command, expected });
+                self.answers.push(Answer { client, command: waiting.command, expected });
             }
         }
     }
 
     fn execute(&mut self, client: usize, db: u32, command: Command, may_block: bool) {
         let now = self.now;
-        match &command {
+        let mut of_waiter = None;
+        let expected = match &command {
             Command::Unblock { client: waiter, with_error, .. } => {
-                self.answers.push(Answer {
-                    client,
-                    command: command.clone(),
-                    expected: Expected::Int(1),
-                });
-                if let Some((waiting, waits_for)) = self.waiting[*waiter].take() {
-                    let blocked_id = waiting.blocked_id;
-                    let expected = if *with_error {
-                        self.model.handle_event(now, &ServerEvent::Disconnected(blocked_id));
-                        Expected::Error("UNBLOCKED".into())
-                    } else {
-                        answer(&waiting, self.model.unblock(now, blocked_id))
-                    };
-                    self.model.forget_wake(blocked_id);
-                    self.answers.push(Answer { client: *waiter, command: waits_for, expected });
+                if let Some(waiting) = self.waiting[*waiter].take() {
+                    let expected = waiting.unblock(&mut self.model, now, *with_error);
+                    of_waiter =
+                        Some(Answer { client: *waiter, command: waiting.command, expected });
                 }
+                Expected::Int(1)
             }
             Command::Kill { client: waiter, .. } => {
-                self.answers.push(Answer {
-                    client,
-                    command: command.clone(),
-                    expected: Expected::Int(1),
-                });
                 self.disconnect(*waiter);
+                Expected::Int(1)
             }
             _ => {
                 self.blocked_ids += 1;
@@ -236,18 +222,18 @@ impl Memory {
                 let id = may_block.then_some(blocked_id);
                 let expected = self.model.execute(now, began, db, &command, id);
                 if expected == Expected::Blocked {
-                    self.waiting[client] = Waiting::of(&command, db, blocked_id, now)
-                        .map(|waiting| (waiting, command.clone()));
+                    self.waiting[client] = Waiting::of(&command, db, blocked_id, now);
                 }
-                self.answers.push(Answer { client, command, expected });
+                expected
             }
-        }
+        };
+        self.answers.push(Answer { client, command, expected });
+        self.answers.extend(of_waiter);
     }
 
     fn disconnect(&mut self, client: usize) {
-        if let Some((waiting, _)) = self.waiting[client].take() {
-            self.model.handle_event(self.now, &ServerEvent::Disconnected(waiting.blocked_id));
-            self.model.forget_wake(waiting.blocked_id);
+        if let Some(waiting) = self.waiting[client].take() {
+            waiting.disconnect(&mut self.model, self.now);
         }
     }
 }

@@ -2,8 +2,7 @@
 //! each step. Tables write the steps and their results down; a fuzzer draws them.
 //!
 //! - `wire`: raw connections
-//! - `command`: the commands of a step
-//! - `step`: the steps of an episode
+//! - `command`: the steps of an episode, and the commands in them
 //! - [`Claim`], `table`: steps with their results, as text
 //! - `executor`: runs a table in memory and on a real server
 //! - `draw`: draws the next step
@@ -24,7 +23,6 @@ mod draw;
 mod episode;
 mod executor;
 mod model;
-mod step;
 mod table;
 mod view;
 mod wire;
@@ -98,4 +96,19 @@ pub fn run(plan: Plan, mut progress: impl FnMut(&Report)) -> Result<Report> {
         number += 1;
     }
     Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `make fuzz-node` takes more steps.
+    #[test]
+    fn server_and_model_agree_after_each_step() {
+        let plan = Plan { seed: 1, steps: 1200, first_episode: 0 };
+        let report = run(plan, |_| {}).unwrap_or_else(|error| panic!("{error:#}"));
+        let difference = report.difference.as_deref();
+        assert_eq!(difference, None, "{}", difference.unwrap_or_default());
+        assert!(report.steps >= plan.steps, "{report:?}");
+    }
 }

@@ -395,12 +395,8 @@ impl Model {
                     Expected::SomeInt
                 }
             },
-            PlainCommand::FlushDb { .. } => {
-                self.server.flush(now, Some(db));
-                Expected::Ok
-            }
-            PlainCommand::FlushAll { .. } => {
-                self.server.flush(now, None);
+            PlainCommand::Flush { all, .. } => {
+                self.server.flush(now, (!all).then_some(db));
                 Expected::Ok
             }
             PlainCommand::SwapDb => {
@@ -542,6 +538,33 @@ impl Model {
 
     pub(super) fn forget_wake(&mut self, blocked_id: BlockedId) {
         self.server.keys.woken.retain(|other| *other != blocked_id);
+    }
+
+    /// The figures of `INFO lock` that the server must have, too.
+    pub(super) fn figures(&self) -> [(&'static str, u64); 9] {
+        let (node, stats) = (&self.server.node, self.server.node.stats());
+        [
+            ("leases", node.leases() as u64),
+            ("waiters", node.waiters() as u64),
+            ("grants", stats.grants),
+            ("refusals", stats.refusals),
+            ("abstained", stats.abstained),
+            ("extends", stats.extends),
+            ("releases", stats.releases),
+            ("revoked", stats.revoked),
+            ("handovers", stats.handovers),
+        ]
+    }
+
+    /// The figures about ends and rescues of locks, which only tables compare.
+    pub(super) fn figures_of_ends(&self) -> [(&'static str, u64); 4] {
+        let stats = self.server.node.stats();
+        [
+            ("ended_by_deadline", stats.ended_by_deadline),
+            ("ended_by_operator", stats.ended_by_operator),
+            ("saved_from_eviction", stats.saved_from_eviction),
+            ("saved_from_clock_step", stats.saved_from_clock_step),
+        ]
     }
 
     pub(super) fn shown(&self, now: Now) -> String {

@@ -27,9 +27,8 @@
 use quorlock_core::node::{Holder, Inspected, Mode};
 
 use super::command::{Command, KEYS, KeyIndex, Keys, LockCommand, Place, PlainCommand};
-use super::command::{ProposedFence, SetCondition};
+use super::command::{ProposedFence, SetCondition, Step, Wrap};
 use super::model::{Expected, Limits, Model};
-use super::step::{Step, Wrap};
 use super::view::is_drawn;
 
 /// A claim, and the steps that show it.
@@ -209,8 +208,8 @@ pub(super) fn command(
         }
         ["MOVE", name, to_db] => plain(PlainCommand::Move { key: key(name), to_db: number(to_db) }),
         ["LPUSH", name] => plain(PlainCommand::LPush(key(name))),
-        ["FLUSHDB"] => plain(PlainCommand::FlushDb { lazily: false }),
-        ["FLUSHALL"] => plain(PlainCommand::FlushAll { lazily: false }),
+        ["FLUSHDB"] => plain(PlainCommand::Flush { all: false, lazily: false }),
+        ["FLUSHALL"] => plain(PlainCommand::Flush { all: true, lazily: false }),
         ["SWAPDB"] => plain(PlainCommand::SwapDb),
         ["SET", name, value, ref options @ ..] => {
             let mut set = (None, None);
@@ -453,21 +452,11 @@ pub(super) fn key_differs(
 
 /// Compares figures with those of the model. Returns the difference.
 pub(super) fn figures_differ(model: &Model, figures: &str) -> Option<String> {
-    let (node, stats) = (&model.server.node, model.server.node.stats());
+    let known: Vec<_> = model.figures().into_iter().chain(model.figures_of_ends()).collect();
     let words: Vec<_> = figures.split_whitespace().collect();
     words.chunks_exact(2).find_map(|pair| {
-        let found = match pair[0] {
-            "leases" => node.leases() as u64,
-            "waiters" => node.waiters() as u64,
-            "grants" => stats.grants,
-            "handovers" => stats.handovers,
-            "revoked" => stats.revoked,
-            "ended_by_deadline" => stats.ended_by_deadline,
-            "ended_by_operator" => stats.ended_by_operator,
-            "saved_from_eviction" => stats.saved_from_eviction,
-            "saved_from_clock_step" => stats.saved_from_clock_step,
-            other => panic!("{other:?} is no figure"),
-        };
+        let named = known.iter().find(|(name, _)| *name == pair[0]);
+        let (_, found) = *named.unwrap_or_else(|| panic!("{:?} is no figure", pair[0]));
         (found != number::<u64>(pair[1])).then(|| format!("{} is {found}", pair[0]))
     })
 }

@@ -233,19 +233,6 @@ pub(super) struct View {
     figures: BTreeMap<String, u64>,
 }
 
-/// The compared figures of `INFO lock`.
-const FIGURES: [&str; 9] = [
-    "leases",
-    "waiters",
-    "grants",
-    "refusals",
-    "abstained",
-    "extends",
-    "releases",
-    "revoked",
-    "handovers",
-];
-
 impl View {
     /// Returns the commands whose replies [`View::parse`] reads.
     pub(super) fn commands() -> Vec<Words> {
@@ -342,20 +329,8 @@ impl View {
                 }
             }
         }
-        let (node, stats) = (&model.server.node, model.server.node.stats());
-        let expected = [
-            node.leases() as u64,
-            node.waiters() as u64,
-            stats.grants,
-            stats.refusals,
-            stats.abstained,
-            stats.extends,
-            stats.releases,
-            stats.revoked,
-            stats.handovers,
-        ];
-        FIGURES.iter().zip(expected).find_map(|(name, expected)| {
-            let found = self.figures.get(*name).copied();
+        model.figures().into_iter().find_map(|(name, expected)| {
+            let found = self.figures.get(name).copied();
             (found != Some(expected))
                 .then(|| format!("INFO lock: {name} is {found:?}, in the model {expected}"))
         })

@@ -7,8 +7,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use quorlock_testkit::Server;
 
-use crate::harness::port;
-
 /// The words of a command: its name and its arguments.
 pub(super) type Words = Vec<Vec<u8>>;
 
@@ -59,7 +57,7 @@ pub(super) fn time_us(reply: &Reply) -> Option<u64> {
 
 impl Wire {
     pub(super) fn connect(server: &Server) -> Result<Self> {
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port(&server.url())?))?;
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port()))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;

@@ -1,22 +1,18 @@
 //! All accidents to a single node, and the table of their results.
 //!
 //! - `clock`: the wall clock is stepped
-//! - `holders`: accidents that happen alike to locks of each kind
+//! - `holders`: accidents that happen alike to locks of each kind, and those of readers
 //! - `memory`: keys are evicted, and locks expire unreleased
-//! - `module`: an operator reconfigures or unloads the module
 //! - `node`: one server, and the commands of a lock
-//! - `operator`: an operator changes the key of a lock
-//! - `readers`: accidents that only readers of a lock meet
+//! - `operator`: an operator changes the key of a lock, or reconfigures or unloads the module
 //! - `restart`: a server restarts with less data than before, or a replica is promoted
 //! - `trial`: a scenario, and the result of its runs
 
 mod clock;
 mod holders;
 mod memory;
-mod module;
 mod node;
 mod operator;
-mod readers;
 mod restart;
 mod trial;
 
@@ -29,7 +25,7 @@ use self::holders::Holders::{One, Permits, Readers};
 use self::holders::{empty_disk, eviction, reload, stepped_ahead};
 pub use self::memory::{Leftovers, expire_unreleased};
 pub use self::trial::{Baseline, Scenario, Trial};
-use crate::harness::Protected;
+use crate::Protected;
 
 const HOUR_S: i64 = 3600;
 const MINUTE_S: i64 = 60;
@@ -124,15 +120,15 @@ scenarios! {
         "MIGRATE of a held lock", MUST_OBEY, operator::migrated;
     configured_delay_shortens_no_abstention_that_has_begun:
         "CONFIG SET lock.rejoin-delay 0 during an abstention",
-        Harmed("lock.rejoin-delay 0 from the start"), module::rejoin_delay;
+        Harmed("lock.rejoin-delay 0 from the start"), operator::rejoin_delay;
     largest_ttl_cannot_be_changed_while_the_server_runs:
-        "CONFIG SET lock.max-ttl", MUST_REFUSE, module::max_ttl;
+        "CONFIG SET lock.max-ttl", MUST_REFUSE, operator::max_ttl;
     reloaded_module_grants_no_held_lock:
         "MODULE UNLOAD, wall clock +60 s, MODULE LOAD", VOTES_AT_ONCE,
-        module::unloaded_and_loaded;
+        operator::unloaded_and_loaded;
     module_that_alone_knows_of_a_lock_is_not_unloaded:
         "MODULE UNLOAD while a lock's key is lost", MUST_REFUSE,
-        module::unloaded_without_mirrors;
+        operator::unloaded_without_mirrors;
     wall_clock_stepped_ahead_grants_no_writer_beside_readers:
         "wall clock +60 s while readers share a lock", SET_OF_READERS,
         |trial| stepped_ahead(trial, Readers);
@@ -144,17 +140,17 @@ scenarios! {
         |trial| empty_disk(trial, Readers);
     killed_node_with_its_data_keeps_writers_out_until_the_last_reader:
         "kill -9, restart with the disk while readers share a lock, lock.rejoin-delay 0",
-        Unharmed("a set of readers that expires: it is loaded again"), readers::kept_disk;
+        Unharmed("a set of readers that expires: it is loaded again"), holders::kept_disk;
     restart_after_a_downgrade_leaves_no_token_that_ends_the_lock:
         "downgrade, a reader joins, kill -9, restart with the disk, release by the former writer",
-        Harmed("the key keeps the token of the writer"), readers::killed_after_a_downgrade;
+        Harmed("the key keeps the token of the writer"), holders::killed_after_a_downgrade;
     reload_without_a_shared_key_ends_no_readers_lock:
         "wall clock +60 s, then DEBUG RELOAD while readers share a lock", SET_OF_READERS,
         |trial| reload(trial, Readers, "RELOAD", MINUTE_S);
     operator_ends_a_lock_for_all_of_its_readers:
-        "DEL, SET of the key of a lock that readers share", MUST_OBEY, readers::deleted_or_set;
+        "DEL, SET of the key of a lock that readers share", MUST_OBEY, holders::deleted_or_set;
     module_that_alone_knows_the_readers_is_not_unloaded:
-        "MODULE UNLOAD while readers share a lock", MUST_REFUSE, readers::unloaded;
+        "MODULE UNLOAD while readers share a lock", MUST_REFUSE, holders::unloaded;
     wall_clock_stepped_ahead_frees_no_permit:
         "wall clock +60 s while all permits are held", SET_NX_OF_SLOTS,
         |trial| stepped_ahead(trial, Permits);

@@ -86,7 +86,7 @@ impl Node {
         let injectors = Injectors::default();
         let server = configure(injectors.attach(Server::with_module())).start()?;
         let connection = server.try_connection()?;
-        Ok(Self { inner: FleetNode::new(server, 0, Some(injectors)), method, connection })
+        Ok(Self { inner: FleetNode::new(server, 0, injectors), method, connection })
     }
 
     pub(super) fn call<T: FromRedisValue>(&mut self, words: &[&str]) -> Result<T> {
@@ -228,7 +228,7 @@ impl Node {
     pub(super) fn step_clock(&mut self, by_s: i64) -> Result<()> {
         let before = self.time_s()?;
         let began = Instant::now();
-        self.inner.injectors()?.clock.step_ms(by_s * 1000);
+        self.inner.injectors.clock.step_ms(by_s * 1000);
         self.eventually("the server shows the step", |node| {
             let shown = node.time_s()? - before;
             let passed = i64::try_from(began.elapsed().as_secs())?;

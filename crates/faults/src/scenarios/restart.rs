@@ -9,16 +9,15 @@ use quorlock_testkit::{Direction, Proxy};
 use super::node::{Held, LockMethod, Node};
 use super::trial::{GRANTED_WHILE_HELD, Trial};
 use super::{HOUR_S, MINUTE_S};
-use crate::harness::port;
 
 /// Each write is on the disk, but the keys of the locks have expired when the server loads them.
 pub(super) fn clock_stepped_meanwhile(trial: &mut Trial) -> Result<()> {
     let mut node = start("always", trial.max_ttl())?;
     let held = node.acquire("key", "holder", trial.max_ttl())?.granted()?;
-    let lost_bytes = node.inner.cut_power()?;
+    let lost_bytes = node.inner.cut_power();
     let cut_at = Instant::now();
     ensure!(lost_bytes == 0, "appendfsync always lost {lost_bytes} bytes");
-    node.inner.injectors()?.clock.step_ms(MINUTE_S * 1000);
+    node.inner.injectors.clock.step_ms(MINUTE_S * 1000);
     node.restart(trial.rejoin_delay_ms())?;
     ensure!(!node.exists("key")?, "the key has not expired");
     trial.count_injected();
@@ -37,7 +36,7 @@ pub(super) fn stepped_back_before(trial: &mut Trial) -> Result<()> {
     node.step_clock(-HOUR_S)?;
     let held = node.acquire("key", "holder", max_ttl)?.granted()?;
     thread::sleep(SYNC_DUE_AFTER);
-    let lost_bytes = node.inner.cut_power()?;
+    let lost_bytes = node.inner.cut_power();
     let cut_at = Instant::now();
     ensure!(lost_bytes > 0, "the server has synced after all");
     node.restart(trial.rejoin_delay_ms())?;
@@ -71,7 +70,7 @@ fn cut_after_a_grant(fsync: &str, max_ttl: Duration) -> Result<(Node, Held, u64)
     for _ in 0..ATTEMPTS_MAX {
         let mut node = start(fsync, max_ttl)?;
         let held = node.acquire("key", "holder", max_ttl)?.granted()?;
-        let lost_bytes = node.inner.cut_power()?;
+        let lost_bytes = node.inner.cut_power();
         if lost_bytes > 0 || fsync == "always" {
             return Ok((node, held, lost_bytes));
         }
@@ -88,7 +87,7 @@ fn start(fsync: &str, max_ttl: Duration) -> Result<Node> {
             .arg("appendfsync", fsync)
     })?;
     if fsync == "everysec" {
-        let power = node.inner.injectors()?.power.clone();
+        let power = node.inner.injectors.power.clone();
         // After this SET is synced, the next write is synced up to a second later.
         let before = power.syncs();
         let _: String = node.call(&["SET", "other", "value"])?;
@@ -107,7 +106,7 @@ pub(super) fn not_yet_replicated(trial: &mut Trial) -> Result<()> {
     let mut replica =
         Node::start(method, |builder| builder.arg("lock.max-ttl", max_ttl.as_millis()))?;
     let network = Proxy::start(primary.inner.server.url());
-    let port = port(&network.url())?.to_string();
+    let port = network.port().to_string();
     let _: String = replica.call(&["REPLICAOF", "127.0.0.1", &port])?;
     let _: String = primary.call(&["SET", "replicated", "value"])?;
     replica.eventually("the replica is in step", |replica| replica.exists("replicated"))?;

@@ -15,8 +15,8 @@ use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, RedisResult, cm
 
 use super::clients::{Role, RunState, random_of};
 use super::{MAX_TTL, PERMITS, Plan};
-use crate::harness::result_of;
 use crate::history::{Hold, Mode, now};
+use crate::result_of;
 
 const NODE_TIMEOUT: Duration = Duration::from_millis(100);
 const WORK_MAX: Duration = Duration::from_millis(10);

@@ -29,9 +29,8 @@ use redis::cmd;
 use self::accidents::inject_at_random;
 use self::clients::RunState;
 pub use self::outcome::{Counts, Outcome};
-use crate::Protected;
-use crate::harness::result_of;
 use crate::history::{Mode, now};
+use crate::{Protected, result_of};
 
 const NODES: usize = 5;
 /// Number of proxies in front of each node: one per network.
@@ -150,7 +149,7 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Outcome>
 fn start(plan: Plan) -> Result<Fleet> {
     const FSYNC: [&str; 3] = ["no", "everysec", "always"];
     const POLICY: [&str; 2] = ["volatile-ttl", "allkeys-lru"];
-    let mut fleet = Fleet::start_with_injectors(NODES, NETWORKS, |index, builder| {
+    let mut fleet = Fleet::start(NODES, NETWORKS, |index, builder| {
         let builder = builder.arg("lock.max-ttl", MAX_TTL.as_millis()).arg("appendonly", "yes");
         match plan.kind {
             Kind::Exclusive => builder

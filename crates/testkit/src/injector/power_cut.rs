@@ -8,7 +8,7 @@ use std::time::UNIX_EPOCH;
 
 use quorlock_localserver::Server;
 
-use super::preload::Preload;
+use super::Preload;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/synced_sizes.so"));
 

@@ -8,10 +8,10 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use quorlock_localserver::StartHook as _;
+use quorlock_localserver::{Server, StartHook as _};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::preload::Preload;
+use super::Preload;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wall_clock.so"));
 
@@ -78,7 +78,12 @@ impl WallClock {
         self.ahead_ns.get().load(Ordering::Relaxed) / NS_PER_MS
     }
 
-    /// Lets a program that is not a [`Server`](crate::Server) read this clock.
+    /// Returns whether the server, if it runs, was started with this clock.
+    pub fn is_read_by(&self, server: &Server) -> bool {
+        !server.is_running() || self.preload.is_loaded_by(server.pid()).unwrap_or(false)
+    }
+
+    /// Lets a program that is not a [`Server`] read this clock.
     ///
     /// The clock must outlive the program.
     pub fn attach(&self, command: &mut Command) {

@@ -21,8 +21,7 @@ pub enum Direction {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Faults {
     pub(super) cut: bool,
-    to_server: LaneFault,
-    to_client: LaneFault,
+    lanes: [LaneFault; 2],
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,17 +41,11 @@ pub(super) enum Passage {
 
 impl Faults {
     pub(super) fn lane(&self, direction: Direction) -> LaneFault {
-        match direction {
-            Direction::ToServer => self.to_server,
-            Direction::ToClient => self.to_client,
-        }
+        self.lanes[direction as usize]
     }
 
     pub(super) fn lane_mut(&mut self, direction: Direction) -> &mut LaneFault {
-        match direction {
-            Direction::ToServer => &mut self.to_server,
-            Direction::ToClient => &mut self.to_client,
-        }
+        &mut self.lanes[direction as usize]
     }
 }
 

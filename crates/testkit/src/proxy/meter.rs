@@ -10,8 +10,7 @@ pub(super) struct Meter {
     /// The number of open connections.
     open: Mutex<usize>,
     closed: Condvar,
-    to_server: LaneMeter,
-    to_client: LaneMeter,
+    lanes: [LaneMeter; 2],
     pub(super) round_trips: AtomicU64,
 }
 
@@ -57,10 +56,7 @@ impl Meter {
     }
 
     pub(super) fn lane(&self, direction: Direction) -> &LaneMeter {
-        match direction {
-            Direction::ToServer => &self.to_server,
-            Direction::ToClient => &self.to_client,
-        }
+        &self.lanes[direction as usize]
     }
 
     /// Counts a chunk before it is written, so that a client that has an answer finds it counted.

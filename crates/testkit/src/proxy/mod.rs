@@ -82,6 +82,10 @@ impl Proxy {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Delays all bytes in this direction, and keeps their order and rate.
     ///
     /// The delay counts from the arrival at the proxy, also for bytes that are already in transit.
