@@ -34,6 +34,7 @@ fn abstention(connection: &mut Connection, key: &str) -> (u64, String) {
     let expected = match reason {
         "start" => for_ms("started recently"),
         "promotion" => for_ms("was a replica until recently"),
+        "swapdb" => for_ms("swapped two databases recently"),
         "replica" => "this node is a replica and grants no locks; ask its master".to_owned(),
         other => panic!("{other}: {sentence}"),
     };
@@ -182,7 +183,7 @@ fn mistake_in_a_command_is_reported_before_an_abstention() {
 }
 
 #[test]
-fn replica_abstains_until_promoted_and_then_for_the_largest_ttl() {
+fn node_abstains_as_a_replica_after_its_promotion_and_after_swapdb() {
     let master = Server::with_module().tcp().start().unwrap();
     // The rejoin delay, here 0, applies to starts and not to promotions.
     let server = Server::with_module()
@@ -202,6 +203,10 @@ fn replica_abstains_until_promoted_and_then_for_the_largest_ttl() {
     assert_logs_abstention(&server, "promotion");
     assert_votes_again_after(connection, begun, DELAY);
     assert!(server.log().contains("lock: voting again; the abstention (promotion) is over"));
+
+    cmd("SWAPDB").arg(0).arg(1).exec(connection).unwrap();
+    assert_eq!(abstention(connection, "k").1, "swapdb");
+    assert_logs_abstention(&server, "swapdb");
 }
 
 #[test]
