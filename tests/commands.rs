@@ -167,11 +167,8 @@ fn further_reader_costs_at_most_250_bytes() {
     const READERS: u64 = 100_000;
     const BYTES_MAX: u64 = 250;
     let (server, mut cli) = server_and_cli();
-    let used = |cli: &mut RedisCli| {
-        let info: String = cli.ask("INFO memory");
-        let line = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
-        line.trim().parse::<u64>().unwrap()
-    };
+    let used =
+        |cli: &mut RedisCli| quorlock_testkit::info(&mut cli.0, "memory", "used_memory").unwrap();
     cli.ask::<i64>("LOCK.ACQUIRE k first 60000 SHARED");
     let before = used(&mut cli);
     for first in (0..READERS).step_by(1000) {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::common::{
     PATIENCE, RedisCli, append_only, appended, command, replicate, server_and_cli,
 };
-use quorlock_testkit::{Server, eventually};
+use quorlock_testkit::{Server, eventually, info};
 use redis::Value::{self, Int, Nil};
 
 /// All keys with their values and expiries.
@@ -265,14 +265,12 @@ fn transactions_and_scripts_append_the_same() {
     assert!(appended.iter().all(|words| words[1] == "k"), "{appended:?}");
 }
 
-fn changes(cli: &mut RedisCli) -> i64 {
-    let info: String = cli.ask("INFO persistence");
-    let field = info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:"));
-    field.unwrap().trim().parse().unwrap()
+fn changes(cli: &mut RedisCli) -> u64 {
+    info(&mut cli.0, "persistence", "rdb_changes_since_last_save").unwrap()
 }
 
 /// The changes counted for 100 copies of `line`, each with its own number in the place of `@`.
-fn changes_by(cli: &mut RedisCli, line: &str) -> i64 {
+fn changes_by(cli: &mut RedisCli, line: &str) -> u64 {
     let before = changes(cli);
     let mut pipeline = redis::pipe();
     for n in 0..100 {

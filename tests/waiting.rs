@@ -8,28 +8,21 @@ use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Int};
 use redis::cmd;
 
-fn acquire(server: &Server, key: &str, token: &str, ttl_ms: u64) -> Option<i64> {
-    cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ttl_ms).query(&mut server.connection()).unwrap()
-}
-
-fn release(server: &Server, key: &str, token: &str) -> bool {
-    cmd("LOCK.RELEASE").arg(key).arg(token).query(&mut server.connection()).unwrap()
-}
-
 #[test]
 fn deadline_serves_the_queue_at_once() {
     // Without the module's timer, the server's cron would serve the queue, here once a second.
     let server = Server::with_module().arg("hz", 1).start().unwrap();
+    let mut cli = RedisCli::new(&server);
     let mut took = [Duration::MAX; 5];
     for took in &mut took {
         let started = Instant::now();
-        acquire(&server, "k", "a", 300).unwrap();
+        cli.ask::<i64>("LOCK.ACQUIRE k a 300");
         let waiter = Waiter::briefly(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
         waiter.wait_for_grant();
         // The clocks of the test and of the server differ in rate by less than 1 %.
         *took = started.elapsed();
         assert!(*took >= Duration::from_millis(297), "not before the deadline");
-        assert!(release(&server, "k", "b"));
+        assert_eq!(cli.reply("LOCK.RELEASE k b"), Int(1));
     }
     // On a busy machine a grant may be late, but not every time. The cron may be in time once.
     took.sort();
@@ -39,7 +32,7 @@ fn deadline_serves_the_queue_at_once() {
 #[test]
 fn unload_is_refused_while_a_client_waits() {
     let (server, mut cli) = server_and_cli();
-    acquire(&server, "k", "a", 60_000).unwrap();
+    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     let unload =
         || cmd("MODULE").arg("UNLOAD").arg("lock").query::<Value>(&mut server.connection());
