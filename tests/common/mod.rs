@@ -218,26 +218,13 @@ impl Waiter {
     /// Sends the line. Returns when the client is in the queue.
     #[track_caller]
     pub(crate) fn new(server: &Server, line: &str) -> Self {
-        Self::start(server, line, false)
-    }
-
-    /// As [`Self::new`], but the wait may be over before the client is seen in the queue.
-    #[track_caller]
-    pub(crate) fn briefly(server: &Server, line: &str) -> Self {
-        Self::start(server, line, true)
-    }
-
-    #[track_caller]
-    fn start(server: &Server, line: &str, may_be_over: bool) -> Self {
         let mut cli = RedisCli::new(server);
         cli.0.set_read_timeout(Some(4 * PATIENCE)).expect("the timeout is not zero");
         let client_id = cli.ask("CLIENT ID");
         let before = info(server, "lock_waiters");
         let command = command(line);
         let result = thread::spawn(move || command.query(&mut cli.0));
-        eventually(PATIENCE, "the client waits", || {
-            info(server, "lock_waiters") == before + 1 || (may_be_over && result.is_finished())
-        });
+        eventually(PATIENCE, "the client waits", || info(server, "lock_waiters") == before + 1);
         Self { client_id, result }
     }
 
@@ -247,14 +234,9 @@ impl Waiter {
     }
 
     #[track_caller]
-    pub(crate) fn wait_for_grant(self) -> i64 {
-        match self.answer() {
-            Value::Array(fields) => match fields[..] {
-                [Value::Int(fence), Value::Int(_)] => fence,
-                ref other => panic!("{other:?}"),
-            },
-            other => panic!("{other:?}"),
-        }
+    pub(crate) fn wait_for_grant(self) {
+        let answer = self.answer();
+        assert!(matches!(&answer, Value::Array(fields) if fields.len() == 2), "{answer:?}");
     }
 }
 
