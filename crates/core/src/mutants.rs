@@ -49,6 +49,8 @@ pub enum ClientRule {
     HeldByItself,
     /// A RELEASE is not repeated although the WAIT may arrive after it.
     LostWaitForgotten,
+    /// A RELEASE that failed is not repeated once the WAIT has ended without a grant.
+    FailedReleaseForgotten,
     /// A node is repaired in the round in which it first says that it does not hold the lock.
     RepairOnFirstRefusal,
     /// Nodes are repaired after one of them has answered that the lock is revoked.

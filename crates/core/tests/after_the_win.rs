@@ -425,6 +425,18 @@ fn release_is_repeated_after_an_earlier_wait_was_lost() {
 }
 
 #[test]
+fn release_that_failed_is_repeated_whatever_the_wait_was_answered() {
+    shows(ClientRule::FailedReleaseForgotten, || {
+        let (mut call, mut release, sent) = cancelled(ScriptedCall::in_line(LONG));
+        release.handle_response(sent.id, &down(), &call.ctx());
+        let wait = call.take_sent(0).id;
+        // An earlier request of the token may have been granted another key.
+        release.handle_response(wait, &held(1, true), &call.ctx());
+        repeats_within(&mut call, &mut release, TTL / 2)
+    });
+}
+
+#[test]
 fn release_of_a_lock_awaits_the_wait_in_front() {
     let (mut call, mut hold, _) = won_by_two_and_renewed();
     let [id] = stand_in_front(&mut call, &mut hold)[..] else { panic!("one connection") };

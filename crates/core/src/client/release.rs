@@ -242,7 +242,9 @@ impl Release {
                 // The waiter has left the queue, and was granted nothing. An earlier request of the
                 // token may have been, so a RELEASE that failed is still repeated.
                 let node = &mut self.nodes[id.node];
-                let has_arrived = !matches!(node.answer, Answer::Failed(_));
+                let has_arrived = !self.persistent
+                    || !matches!(node.answer, Answer::Failed(_))
+                    || is_broken(ClientRule::FailedReleaseForgotten);
                 if matches!(node.state, State::Paused { .. })
                     && has_arrived
                     && !node.may_overtake(ctx.now)
