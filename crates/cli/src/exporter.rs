@@ -360,18 +360,29 @@ mod tests {
     use crate::fleet::snapshot::tests::{abstention, facts, module, voting};
 
     #[test]
-    fn abstaining_and_unwritable_nodes_are_admitted_and_a_replica_is_not() {
+    fn state_and_figures_of_each_node_are_shown_in_seconds_and_ones() {
         let mut nodes = voting(3);
         module(&mut nodes[0]).abstention = Some(abstention(1500));
         facts(&mut nodes[1]).info.hello.is_replica = true;
         module(&mut nodes[2]).unwritable = Some("memory-full".into());
         nodes[2].name = "a\"\\b\n".into();
+        facts(&mut nodes[0]).clock_offset_us = Some(-250_000);
+        facts(&mut nodes[0]).info.maxmemory_policy = Some("allkeys-lru".into());
+        module(&mut nodes[0]).longest_wait_us = Some(1_500_000);
         let text = render(&Snapshot::new(nodes), Duration::from_millis(5), Format::OpenMetrics);
         for line in [
             "quorlock_nodes{} 3.0",
             "quorlock_gathering_seconds{} 0.005",
             "quorlock_node_abstaining{node=\"lock-0:6379\"} 1.0",
             "quorlock_node_abstain_left_seconds{node=\"lock-0:6379\"} 1.5",
+            "quorlock_node_round_trip_seconds{node=\"lock-0:6379\"} 0.0004",
+            "quorlock_node_clock_offset_seconds{node=\"lock-0:6379\"} -0.25",
+            "quorlock_node_max_clock_skew_seconds{node=\"lock-0:6379\"} 60.0",
+            "quorlock_node_max_waiters{node=\"lock-0:6379\"} 1000.0",
+            "quorlock_node_max_ttl_seconds{node=\"lock-0:6379\"} 60.0",
+            "quorlock_node_longest_wait_seconds{node=\"lock-0:6379\"} 1.5",
+            "quorlock_node_evicts{node=\"lock-0:6379\"} 1.0",
+            "quorlock_node_evicts{node=\"lock-1:6379\"} 0.0",
             "quorlock_node_admitted{node=\"lock-0:6379\"} 1.0",
             "quorlock_node_admitted{node=\"lock-1:6379\"} 0.0",
             r#"quorlock_node_state{node="lock-1:6379",state="not_counted",reason="replica"} 1.0"#,

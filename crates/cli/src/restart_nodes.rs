@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail, ensure};
 use tokio::time::{Instant, sleep};
 
 use crate::endpoint::Endpoint;
-use crate::exit::{self, Ended};
+use crate::exit;
 use crate::fleet::{Fleet, FleetArgs, Snapshot, State};
 use crate::nodes;
 use crate::nodes::SECRET_VARIABLES;
@@ -76,11 +76,11 @@ pub(crate) async fn restart_nodes(args: RestartNodes) -> anyhow::Result<ExitCode
             Ok(snapshot) => run_id(&snapshot, node).map(str::to_owned),
             Err(snapshot) => {
                 let (others, needed) = (voters_without(&snapshot, node), snapshot.majority());
-                settings.explain_refusal(snapshot.errors());
-                let message = format!(
+                say(format_args!(
                     "{name} was not restarted: without it {others} nodes vote, and a lock needs {needed}"
-                );
-                return Err(Ended::with(exit::NO_MAJORITY, message));
+                ));
+                settings.explain_refusal(snapshot.errors());
+                return Ok(ExitCode::from(exit::NO_MAJORITY));
             }
         };
         say(format_args!("restarting {name}"));
@@ -93,10 +93,11 @@ pub(crate) async fn restart_nodes(args: RestartNodes) -> anyhow::Result<ExitCode
             let reason = state.reason().unwrap_or_else(|| "it was not restarted".to_owned());
             let ms = u64::try_from(args.limit.as_millis()).unwrap_or(u64::MAX);
             let (state, limit) = (state.name(), text_of_ms(ms));
+            say(format_args!(
+                "{name} is {state} after {limit}: {reason}. No further node was restarted"
+            ));
             settings.explain_refusal(snapshot.errors());
-            let message =
-                format!("{name} is {state} after {limit}: {reason}. No further node was restarted");
-            return Err(Ended::with(exit::NO_MAJORITY, message));
+            return Ok(ExitCode::from(exit::NO_MAJORITY));
         }
         say(format_args!("{name} votes again"));
     }

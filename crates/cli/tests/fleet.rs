@@ -159,6 +159,20 @@ fn checks(urls: &[String], options: &[&str]) -> (Vec<String>, i32) {
     (checks, code(output.status))
 }
 
+/// The user of docs/operations/security.md, with only the rights for locks.
+#[test]
+fn user_of_the_documentation_has_all_rights() {
+    let nodes = healthy();
+    let page = include_str!("../../../docs/operations/security.md");
+    let line = page.lines().find(|line| line.starts_with("user locker on")).unwrap();
+    for node in &nodes {
+        let words: Vec<_> = line.split_whitespace().skip(1).collect();
+        redis::cmd("ACL").arg("SETUSER").arg(words).exec(&mut node.connection()).unwrap();
+    }
+    let urls = urls_with(&nodes, "user=locker&pass=a-long-password");
+    assert_eq!(checks(&urls, &["--lock", "orders/1"]), (vec![], 1));
+}
+
 #[test]
 fn healthy_fleet_has_no_findings() {
     // With a short max-ttl, the nodes abstain for a short time.

@@ -296,7 +296,10 @@ fn every_verb_has_a_man_page_with_its_exit_codes() {
         assert!(main_page.contains(&format!("quorlock-{subcommand}(1)")), "{subcommand}");
         let page = man_page(folder.path(), &format!("quorlock-{subcommand}"));
         let help = help(&[subcommand]);
-        assert!(help.contains("Exit codes") && help.contains("  125 "), "{help}");
+        let codes = help.split_once("Exit codes").unwrap().1.split("\n\n").next().unwrap();
+        for line in codes.lines().filter(|line| line.trim().starts_with(char::is_numeric)) {
+            assert!(page.contains(line.split('-').next().unwrap()), "{subcommand}: {line}");
+        }
         let paragraphs = help.split("\n\n").filter_map(|paragraph| paragraph.lines().next());
         for heading in paragraphs.filter_map(|line| line.strip_suffix(':')) {
             let is_exempt = ["Usage", "Options", "Arguments", "Nodes"].contains(&heading)
@@ -333,4 +336,33 @@ fn folder_that_cannot_be_written_to_is_named() {
     let output = quorlock().args(["__manual", "/dev/null/here"]).output().unwrap();
     assert_error(&output, 125, "/dev/null/here");
     assert_eq!(code(quorlock().arg("__manual").output().unwrap().status), 125);
+}
+
+#[test]
+fn help_names_exit_codes_and_environment_variables() {
+    for (subcommand, things) in [
+        ("", &["QUORLOCK_CONFIG", "QUORLOCK_NODES", "QUORLOCK_USER", "QUORLOCK_PASSWORD"][..]),
+        ("", &["SSL_CERT_FILE", "XDG_CONFIG_HOME", "/etc/quorlock.toml", "defaults.ttl"]),
+        ("run", &["128 +", "120 ", "121 ", "122 ", "125 ", "126 ", "127 ", "0 3 * * *"]),
+        ("run", &["QUORLOCK_NODES", "QUORLOCK_KEY", "QUORLOCK_FENCE", "QUORLOCK_PERMIT"]),
+        ("acquire", &["0 ", "121 ", "122 ", "125 ", "128 +", "quorlock --help"]),
+        ("extend", &["0 ", "120 ", "122 ", "125 ", "quorlock --help"]),
+        ("release", &["0 ", "120 ", "122 ", "125 ", "quorlock --help"]),
+        ("inspect", &["0 ", "122 ", "123 ", "125 ", "quorlock --help"]),
+        ("list", &["0 ", "122 ", "125 ", "quorlock --help"]),
+        ("revoke", &["0 ", "121 ", "122 ", "123 ", "125 ", "128 +"]),
+        ("status", &["0 ", "122 ", "125 ", "128 +"]),
+        ("doctor", &["0 ", "1 ", "2 ", "125 "]),
+        ("top", &["q quits", "0 ", "125 ", "128 +"]),
+        ("exporter", &["127.0.0.1:", "/metrics", "0 ", "125 "]),
+        ("restart-nodes", &["0 ", "122 ", "125 "]),
+        ("up", &["QUORLOCK_SERVER", "QUORLOCK_MODULE", "0 ", "125 "]),
+    ] {
+        let subcommand = (!subcommand.is_empty()).then_some(subcommand);
+        let help = quorlock().args(subcommand).arg("--help").output().unwrap();
+        assert_ok(&help);
+        for thing in things {
+            assert_contains(stdout(&help), thing);
+        }
+    }
 }

@@ -264,3 +264,26 @@ fn text_that_is_no_handle_is_refused_and_not_shown() {
     }
     assert!(!is_free(&nodes));
 }
+
+#[test]
+fn shared_lock_of_a_script_stays_shared() {
+    let nodes = Nodes::start(3);
+    let shared = [&TTL[..], &["--shared"]].concat();
+    let mut handles = Vec::new();
+    for _ in 0..2 {
+        let output = on(&nodes, "acquire").args(&shared).arg("k").output().unwrap();
+        assert_ok(&output);
+        handles.push(stdout(&output).to_owned());
+    }
+    assert!(!is_free(&nodes), "a writer is refused");
+    let output = output_retried_on_122(|| with_input(on(&nodes, "extend").arg("-"), &handles[0]));
+    assert_ok(&output);
+    handles[0] = stdout(&output).to_owned();
+    let reader =
+        run_script(&nodes, &[&LONG_NODE_TIMEOUT[..], &["--shared", "-n"]].concat(), "true");
+    assert_ok(&{ reader }.output().unwrap());
+    let released = with_input(on(&nodes, "release").arg("-"), &handles[1]);
+    assert!([0, 122].contains(&code(released.status)), "{released:?}");
+    assert!(!is_free(&nodes), "the other reader still holds the lock");
+    release(&nodes, &handles[0]);
+}

@@ -89,6 +89,27 @@ async fn loss_drops_the_work_and_is_known_before_another_client_acquires() {
 }
 
 #[tokio::test]
+async fn dropped_run_drops_the_work_and_releases_the_lock() {
+    let (nodes, quorum) = quorum(3).await;
+    let in_use = Arc::new(());
+    let users = Arc::downgrade(&in_use);
+    let (start, started) = oneshot::channel();
+    let builder = quorum.lock("k");
+    let running = tokio::spawn(async move {
+        let work = async move |_| {
+            start.send(()).unwrap();
+            std::future::pending::<()>().await;
+            drop(in_use);
+        };
+        builder.run(work).await
+    });
+    started.await.unwrap();
+    running.abort();
+    wait_until_free(&nodes, "k").await;
+    assert_eq!(users.strong_count(), 0, "the work is dropped");
+}
+
+#[tokio::test]
 async fn work_is_not_polled_after_the_loss_of_the_lock() {
     let (_nodes, quorum) = quorum(3).await;
     let late = Arc::new(AtomicUsize::new(0));

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::rights::{COMMANDS_FOR_SEVERAL_KEYS, Denial};
 use crate::fleet::info::ModuleInfo;
 use crate::fleet::{Facts, NodeReport, Snapshot, State, advice, unwritable_advice};
-use crate::output::{short_time, signed_time};
+use crate::output::{escape, short_time, signed_time};
 use crate::values::text_of_ms;
 
 /// Assumed if the user may not read `lock.max-clock-skew`.
@@ -245,7 +245,7 @@ pub(crate) fn name_of_check(error: &NodeError) -> &'static str {
 }
 
 fn of_error(error: &NodeError) -> Finding {
-    let words = error.to_string();
+    let words = escape(&error.to_string());
     match error {
         NodeError::NoModule => Finding::error(
             "module-missing",
@@ -269,11 +269,11 @@ fn of_error(error: &NodeError) -> Finding {
         ),
         NodeError::NotAdmitted { reason } => {
             let (what, todo) = reason.split_once("; ").unwrap_or((reason, "correct its lock.set"));
-            Finding::error("set-differs", what, todo)
+            Finding::error("set-differs", escape(what), escape(todo))
         }
         NodeError::Denied { reason } => Finding::error(
             "denied",
-            format!("it does not accept the user: {reason}"),
+            format!("it does not accept the user: {}", escape(reason)),
             "correct user, password or ACL",
         ),
         error if error.is_permanent() => Finding::error(

@@ -191,7 +191,7 @@ impl NodeReport {
             State::Abstaining(abstention) => (Some(abstention.reason.clone()), None),
             State::Unwritable(reason) => (Some(reason.clone()), Some(unwritable_advice(reason).1)),
             State::NotCounted(error) | State::Down(error) => {
-                (Some(error.to_string()), advice(error))
+                (Some(escape(&error.to_string())), advice(error))
             }
         };
         if let Some(reason) = reason {
