@@ -166,7 +166,7 @@ impl Release {
         Self::new(token, nodes, spec, ctx)
     }
 
-    /// Repeats no request that failed, for a lock that is already lost.
+    /// Repeats no request that failed, unless a WAIT is unanswered: the lock is already lost.
     #[must_use]
     pub(super) fn once(mut self) -> Self {
         self.persistent = false;
@@ -242,8 +242,7 @@ impl Release {
                 // The waiter has left the queue, and was granted nothing. An earlier request of the
                 // token may have been, so a RELEASE that failed is still repeated.
                 let node = &mut self.nodes[id.node];
-                let has_arrived = !self.persistent
-                    || !matches!(node.answer, Answer::Failed(_))
+                let has_arrived = !matches!(node.answer, Answer::Failed(_))
                     || is_broken(ClientRule::FailedReleaseForgotten);
                 if matches!(node.state, State::Paused { .. })
                     && has_arrived
