@@ -18,7 +18,7 @@ use tokio::time::sleep;
 
 use crate::doctor::name_of_check;
 use crate::fleet::info::COUNTERS;
-use crate::fleet::{Facts, Fleet, FleetArgs, NodeReport, Snapshot, State};
+use crate::fleet::{Fleet, FleetArgs, NodeReport, Snapshot, State};
 use crate::nodes;
 use crate::output::say;
 use crate::system::Signals;
@@ -203,41 +203,38 @@ fn add_state_metrics(metrics: &mut Metrics, snapshot: &Snapshot) {
 
 #[expect(clippy::cast_precision_loss, reason = "no server has 2^53 locks, or us of clock offset")]
 fn add_figures(metrics: &mut Metrics, snapshot: &Snapshot) {
-    let mut each = |name, help, value: &dyn Fn(&Facts) -> Option<f64>| {
-        let values =
-            snapshot.nodes.iter().filter_map(|node| Some((labels(node), value(node.facts()?)?)));
+    let mut each = |name, help, value: &dyn Fn(&NodeReport) -> Option<f64>| {
+        let values = snapshot.nodes.iter().filter_map(|node| Some((labels(node), value(node)?)));
         metrics.gauge(name, help, values);
     };
-    each("node_round_trip_seconds", "The fastest of three round trips", &|facts| {
-        Some(facts.round_trip.as_secs_f64())
+    each("node_round_trip_seconds", "The fastest of three round trips", &|node| {
+        Some(node.facts()?.round_trip.as_secs_f64())
     });
     each(
         "node_clock_offset_seconds",
         "How far the node's wall clock is ahead of the exporter's",
-        &|facts| Some(facts.clock_offset_us? as f64 / 1e6),
+        &|node| Some(node.facts()?.clock_offset_us? as f64 / 1e6),
     );
-    each("node_max_clock_skew_seconds", "lock.max-clock-skew", &|facts| {
-        Some(facts.max_clock_skew_ms? as f64 / 1e3)
+    each("node_max_clock_skew_seconds", "lock.max-clock-skew", &|node| {
+        Some(node.facts()?.max_clock_skew_ms? as f64 / 1e3)
     });
-    each("node_max_waiters", "lock.max-waiters", &|facts| Some(facts.max_waiters? as f64));
+    each("node_max_waiters", "lock.max-waiters", &|node| Some(node.facts()?.max_waiters? as f64));
     each(
         "node_evicts",
         "Whether maxmemory-policy lets the server evict the keys of locks",
-        &|facts| Some(f64::from(facts.info.evicts())),
+        &|node| Some(f64::from(node.facts()?.info.evicts())),
     );
-    each("node_leases", "Locks that are held", &|facts| {
-        Some(facts.info.lock.as_ref()?.leases as f64)
+    each("node_leases", "Locks that are held", &|node| Some(node.module()?.leases as f64));
+    each("node_waiters", "Clients that wait for a lock", &|node| {
+        Some(node.module()?.waiters as f64)
     });
-    each("node_waiters", "Clients that wait for a lock", &|facts| {
-        Some(facts.info.lock.as_ref()?.waiters as f64)
-    });
-    each("node_max_ttl_seconds", "lock.max-ttl", &|facts| {
-        Some(facts.info.lock.as_ref()?.max_ttl_ms? as f64 / 1e3)
+    each("node_max_ttl_seconds", "lock.max-ttl", &|node| {
+        Some(node.module()?.max_ttl_ms? as f64 / 1e3)
     });
     each(
         "node_longest_wait_seconds",
         "The longest wait that ended with a lock, since the start",
-        &|facts| Some(facts.info.lock.as_ref()?.longest_wait_us? as f64 / 1e6),
+        &|node| Some(node.module()?.longest_wait_us? as f64 / 1e6),
     );
     let info = snapshot.modules().filter_map(|(node, lock)| {
         let server = node.facts()?.info.server.clone();

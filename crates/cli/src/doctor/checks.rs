@@ -48,12 +48,13 @@ pub(super) struct Finding {
 }
 
 impl Finding {
+    /// Makes a finding with these texts, which are escaped: they may quote a server.
     pub(super) fn error(
         check: &'static str,
         what: impl Into<String>,
         todo: impl Into<String>,
     ) -> Self {
-        let (what, todo) = (what.into(), todo.into());
+        let (what, todo) = (escape(&what.into()), escape(&todo.into()));
         Self { severity: Severity::Error, check, nodes: Vec::new(), what, todo }
     }
 
@@ -245,7 +246,7 @@ pub(crate) fn name_of_check(error: &NodeError) -> &'static str {
 }
 
 fn of_error(error: &NodeError) -> Finding {
-    let words = escape(&error.to_string());
+    let words = error.to_string();
     match error {
         NodeError::NoModule => Finding::error(
             "module-missing",
@@ -269,11 +270,11 @@ fn of_error(error: &NodeError) -> Finding {
         ),
         NodeError::NotAdmitted { reason } => {
             let (what, todo) = reason.split_once("; ").unwrap_or((reason, "correct its lock.set"));
-            Finding::error("set-differs", escape(what), escape(todo))
+            Finding::error("set-differs", what, todo)
         }
         NodeError::Denied { reason } => Finding::error(
             "denied",
-            format!("it does not accept the user: {}", escape(reason)),
+            format!("it does not accept the user: {reason}"),
             "correct user, password or ACL",
         ),
         error if error.is_permanent() => Finding::error(

@@ -125,8 +125,8 @@ fn text(findings: &[Finding], snapshot: &Snapshot) -> String {
             [] => String::new(),
             nodes => format!("{}: ", escape(&nodes.join(", "))),
         };
-        let what = wrap(&format!("{nodes}{}", escape(&finding.what)), COLUMNS - INDENT);
-        let todo = wrap(&format!("> {}", escape(&finding.todo)), COLUMNS - INDENT);
+        let what = wrap(&format!("{nodes}{}", finding.what), COLUMNS - INDENT);
+        let todo = wrap(&format!("> {}", finding.todo), COLUMNS - INDENT);
         for (index, line) in what.iter().chain(&todo).enumerate() {
             let label = if index == 0 { label } else { "" };
             lines.push(format!("{label:INDENT$}{line}\n"));
@@ -154,6 +154,7 @@ fn count(findings: &[Finding], severity: Severity) -> u64 {
 mod tests {
     use std::time::Duration;
 
+    use quorlock_core::client::NodeError;
     use quorlock_core::node_set::SetReport;
 
     use super::Severity::{Error, Warning};
@@ -172,6 +173,30 @@ mod tests {
         let mut nodes = voting(3);
         change(&mut nodes[2]);
         found(nodes).into_iter().map(|finding| (finding.check, finding.severity)).collect()
+    }
+
+    /// JSON, too: its texts may be printed on a terminal.
+    #[test]
+    fn texts_of_a_server_are_escaped_in_findings_and_states() {
+        let hostile = |text: &str| format!("{text} \u{1b}[2J");
+        for error in [
+            NodeError::Denied { reason: hostile("WRONGPASS") },
+            NodeError::Down { reason: hostile("reset") },
+            NodeError::NotAdmitted { reason: hostile("another set; correct it") },
+            NodeError::Misconfigured { reason: hostile("certificate") },
+        ] {
+            let mut nodes = voting(3);
+            nodes[2].answer = Err(error);
+            let snapshot = Snapshot::new(nodes.clone());
+            let state = &snapshot.states[2];
+            let json = snapshot.json();
+            let mut shown =
+                vec![state.reason().unwrap(), json["nodes"][2]["reason"].as_str().unwrap().into()];
+            shown.extend(found(nodes).into_iter().flat_map(|finding| [finding.what, finding.todo]));
+            let quotes = shown.iter().filter(|text| text.contains("\\u{1b}[2J"));
+            assert!(quotes.count() > 2, "{shown:?}");
+            assert!(shown.iter().all(|text| !text.contains('\u{1b}')), "{shown:?}");
+        }
     }
 
     /// The faults that the tests with real servers do not cause.
