@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::{RedisCli, command, server, server_and_cli};
+use crate::common::{command, server, server_and_cli, worker_on_k};
 use quorlock_testkit::Server;
 use redis::Value::{self, Int, Nil, Okay};
 use redis::{Connection, cmd};
@@ -217,9 +217,7 @@ fn user_of_one_key_can_end_the_lock_of_several() {
 #[test]
 fn permission_is_needed_for_each_of_several_keys() {
     let (server, mut admin) = server_and_cli();
-    admin.reply("ACL SETUSER worker on nopass ~k* +@all");
-    let mut worker = RedisCli::new(&server);
-    worker.reply("AUTH worker any");
+    let mut worker = worker_on_k(&server, &mut admin);
     assert_ne!(worker.reply("LOCK.MACQUIRE 2 k1 k2 a 60000"), Nil);
     for line in [
         "LOCK.MACQUIRE 2 k3 other a 60000",

@@ -2,7 +2,7 @@
 //!
 //! docs/commands.md contains every error reply that the last test provokes, word for word.
 
-use crate::common::{RedisCli, Waiter, command, info, server_and_cli};
+use crate::common::{RedisCli, Waiter, command, info, server_and_cli, worker_on_k};
 use quorlock_testkit::Server;
 use redis::Cmd;
 use redis::Value::{self, BulkString, Int, Nil};
@@ -350,9 +350,7 @@ const WRONG_NUMBERS: [(&str, &str); 6] = [
 #[test]
 fn wrong_number_of_keys_is_refused_by_the_command() {
     let (server, mut admin) = server_and_cli();
-    admin.reply("ACL SETUSER worker on nopass ~k* +@all");
-    let mut worker = RedisCli::new(&server);
-    worker.reply("AUTH worker any");
+    let mut worker = worker_on_k(&server, &mut admin);
     for (number, expected) in WRONG_NUMBERS {
         for line in [
             format!("LOCK.MACQUIRE {number} k1 k2 a 1000"),

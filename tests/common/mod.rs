@@ -24,6 +24,15 @@ pub(crate) fn server_and_cli() -> (Server, RedisCli) {
     (server, cli)
 }
 
+/// A connection of a user that may use only the keys that begin with `k`.
+#[track_caller]
+pub(crate) fn worker_on_k(server: &Server, admin: &mut RedisCli) -> RedisCli {
+    admin.reply("ACL SETUSER worker on nopass ~k* +@all");
+    let mut worker = RedisCli::new(server);
+    worker.reply("AUTH worker any");
+    worker
+}
+
 /// A server with the module whose append-only file receives every write at once.
 pub(crate) fn append_only() -> ServerBuilder {
     Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always")

@@ -243,8 +243,11 @@ impl FirstRun {
         stdout(&output).trim_end().to_owned()
     }
 
-    fn watchdog(&self) -> Pid {
-        watchdog_of(self.holder.pid())
+    /// Stops the holder, and kills its watchdog, which would end the command in time.
+    fn stop_without_watchdog(&self) {
+        let watchdog = watchdog_of(self.holder.pid());
+        self.holder.signal(Signal::STOP);
+        kill(watchdog, Signal::KILL);
     }
 
     fn command_has_ended(&self) -> bool {
@@ -279,9 +282,7 @@ fn stopped_quorlock_leaves_no_command_beyond_its_lock() {
 #[test]
 fn stopped_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
     let first = FirstRun::start(STUBBORN);
-    let watchdog = first.watchdog();
-    first.holder.signal(Signal::STOP);
-    kill(watchdog, Signal::KILL);
+    first.stop_without_watchdog();
     assert_eq!(first.run_next(), "together");
     assert!(!first.command_has_ended());
     first.holder.signal(Signal::CONT);
@@ -302,9 +303,7 @@ fn killed_quorlock_leaves_no_command_beyond_its_lock() {
 #[test]
 fn killed_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
     let first = FirstRun::start(STUBBORN);
-    let watchdog = first.watchdog();
-    first.holder.signal(Signal::STOP);
-    kill(watchdog, Signal::KILL);
+    first.stop_without_watchdog();
     first.holder.signal(Signal::KILL);
     assert_eq!(first.run_next(), "together");
     assert!(!first.command_has_ended());
@@ -402,7 +401,7 @@ fn stopped_command_is_continued_to_clean_up() {
 fn quorlock_stops_the_command_when_its_watchdog_is_killed() {
     for rest in ["trap 'exit 0' TERM; while :; do sleep 0.01; done", STUBBORN_ALL] {
         let first = FirstRun::start(rest);
-        kill(first.watchdog(), Signal::KILL);
+        kill(watchdog_of(first.holder.pid()), Signal::KILL);
         assert_eq!(first.run_next(), "alone");
         let output = first.holder.wait_for_end();
         assert_error(&output, 125, "its watchdog was killed");

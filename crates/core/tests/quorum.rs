@@ -202,24 +202,27 @@ fn lock_is_extended_at_a_third_of_the_ttl_and_more_often_in_doubt() {
     assert_eq!(state.next_extension_in(at(500), ttl()), Some(ms(100)));
 }
 
-#[test]
-fn round_that_is_confirmed_too_late_repairs_nothing() {
+/// A round of three nodes, in which node 0 misses the lock, node 1 has extended it, and node 2 has
+/// not answered.
+fn round_that_awaits_node_2() -> Extension {
     let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl())
         .known_to_hold([1, 2])
         .known_to_miss([0]);
     round.answer(0, Some(false), at(1));
     round.answer(1, Some(true), at(1));
+    round
+}
+
+#[test]
+fn round_that_is_confirmed_too_late_repairs_nothing() {
+    let mut round = round_that_awaits_node_2();
     assert_eq!(round.answer(2, Some(true), at(988)), Some(ExtensionVerdict::Uncertain));
     assert_eq!(round.next_repair(), None);
 }
 
 #[test]
 fn round_whose_time_is_up_repairs_nothing() {
-    let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl())
-        .known_to_hold([1, 2])
-        .known_to_miss([0]);
-    round.answer(0, Some(false), at(1));
-    round.answer(1, Some(true), at(1));
+    let mut round = round_that_awaits_node_2();
     assert_eq!(round.expire(), Some(ExtensionVerdict::Uncertain));
     assert!(matches!(round.answer(2, Some(true), at(60)), Some(ExtensionVerdict::Extended(_))));
     assert_eq!(round.next_repair(), None);
