@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::scripted::{
-    LONG, ROUND_TRIP, ScriptedCall, Sent, TTL, down, granted, granted_after, held, ms, shows, start,
+    LONG, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows, start,
 };
 use quorlock_core::client::{
-    Acquire, Command, Hold, HoldAction, NodeError, OutgoingRequest, Release, RequestId, Response,
+    Acquire, Action, Command, Hold, NodeError, OutgoingRequest, Release, RequestId, Response,
     limits,
 };
 use quorlock_core::quorum::{ExtensionVerdict, Moment, Ownership};
@@ -27,7 +27,7 @@ fn won_by_two() -> (ScriptedCall, Hold, RequestId) {
 /// The connections that the hold needs for WAITs in front.
 fn connections(hold: &mut Hold) -> Vec<RequestId> {
     let wait = |action| match action {
-        HoldAction::Wait { id } => Some(id),
+        Action::Wait { id } => Some(id),
         _ => None,
     };
     std::iter::from_fn(|| hold.poll()).filter_map(wait).collect()
@@ -39,8 +39,8 @@ fn since_win(call: &ScriptedCall, at: Moment) -> Duration {
 }
 
 fn stand_in_front(call: &mut ScriptedCall, hold: &mut Hold) -> Vec<RequestId> {
-    call.at += since_win(call, hold.front_at().unwrap());
-    hold.stand_in_front(&call.ctx());
+    call.at += since_win(call, hold.poll_timeout().unwrap());
+    hold.handle_timeout(&call.ctx());
     connections(hold)
 }
 
@@ -60,12 +60,12 @@ fn caller_that_learns_late_of_its_lock_needs_the_least_validity() {
 fn renewed_lock_stands_in_front_on_the_nodes_that_miss_it() {
     shows(ClientRule::NoFrontRepair, || {
         let (mut call, mut hold, third) = won_by_two();
-        assert_eq!(hold.front_at(), None, "the lock is not renewed");
+        assert_eq!(hold.poll_timeout(), None, "the lock is not renewed");
         hold.renew();
-        let at = since_win(&call, hold.front_at().unwrap());
+        let at = since_win(&call, hold.poll_timeout().unwrap());
         assert_eq!(at, limits::patience(ROUND_TRIP), "grants may be on their way");
         let waits = stand_in_front(&mut call, &mut hold);
-        assert_eq!(hold.front_at(), None);
+        assert_eq!(hold.poll_timeout(), None);
         let [id] = waits[..] else { return false };
         let request = hold.handle_wait_connection(id, &call.ctx()).unwrap();
         let Command::Wait { fence, wait } = request.command else { panic!("{request:?}") };
@@ -83,7 +83,7 @@ fn lock_that_all_nodes_have_stands_nowhere() {
     let (mut call, mut hold, third) = won_by_two();
     hold.renew();
     hold.handle_response(third, &granted_after(ms(1)), &call.ctx());
-    assert_eq!((hold.front_at(), hold.coverage(&call.client.topology)), (None, 3));
+    assert_eq!((hold.poll_timeout(), hold.coverage(&call.client.topology)), (None, 3));
     // The grant arrives while the driver opens the connection.
     let (mut call, mut hold, third) = won_by_two_and_renewed();
     let [id] = stand_in_front(&mut call, &mut hold)[..] else { panic!("one connection") };
@@ -113,7 +113,7 @@ fn extend(
 /// The rounds that are decided, and their verdicts.
 fn decisions(hold: &mut Hold) -> impl Iterator<Item = (u32, ExtensionVerdict)> {
     std::iter::from_fn(|| hold.poll()).filter_map(|action| match action {
-        HoldAction::Decided { round, verdict } => Some((round, verdict)),
+        Action::Decided { round, verdict } => Some((round, verdict)),
         _ => None,
     })
 }
@@ -231,7 +231,7 @@ fn granted_key(position: usize) -> Response {
     Response::FenceAndKey { fence: Fence::new(7).unwrap(), waited: Duration::ZERO, key: position }
 }
 
-fn keys_of(sent: &Sent) -> Vec<&[u8]> {
+fn keys_of(sent: &OutgoingRequest) -> Vec<&[u8]> {
     sent.spec.keys.iter().collect()
 }
 
@@ -293,7 +293,7 @@ fn keys_that_the_lock_does_not_have_are_released_after_the_win() {
     assert!(call.is_acquired());
     let release = &mut call.releases[releases];
     assert_eq!(release.spec().keys.iter().collect::<Vec<_>>(), [b"k1"]);
-    let nodes: Vec<_> = std::iter::from_fn(|| release.poll()).map(|send| send.id.node).collect();
+    let nodes: Vec<_> = sends(release).map(|send| send.id.node).collect();
     assert_eq!(nodes, [2]);
 }
 
@@ -335,13 +335,21 @@ fn late_grant_of_another_key_is_given_back() {
     let third = call.take_sent(2).id;
     hold.handle_response(third, &granted_key(1), &call.ctx());
     let release = std::iter::from_fn(|| hold.poll()).find_map(|action| match action {
-        HoldAction::Release(release) => Some(*release),
+        Action::Release(release) => Some(*release),
         _ => None,
     });
     let mut release = release.unwrap();
     assert_eq!(release.spec().keys.iter().collect::<Vec<_>>(), [b"k1"]);
-    assert_eq!(release.poll().map(|send| send.id.node), Some(2));
+    assert_eq!(sends(&mut release).next().map(|send| send.id.node), Some(2));
     assert_eq!(hold.coverage(&call.client.topology), 2);
+}
+
+/// The requests that a release sends now.
+fn sends(release: &mut Release) -> impl Iterator<Item = OutgoingRequest> {
+    std::iter::from_fn(|| release.poll()).filter_map(|action| match action {
+        Action::Send(send) => Some(send),
+        _ => None,
+    })
 }
 
 /// Cancels a call. Returns its release, and the RELEASE to node 0.
@@ -354,12 +362,13 @@ fn cancelled(mut call: ScriptedCall) -> (ScriptedCall, Release, OutgoingRequest)
 
 /// The last request to node 0 that the release sends now.
 fn sent_to_node_0(release: &mut Release) -> Option<OutgoingRequest> {
-    std::iter::from_fn(|| release.poll()).filter(|send| send.id.node == 0).last()
+    sends(release).filter(|send| send.id.node == 0).last()
 }
 
 /// All nodes answer the requests that the release sends now.
 fn answer_all(call: &mut ScriptedCall, release: &mut Release, response: &Response) {
-    while let Some(send) = release.poll() {
+    while let Some(action) = release.poll() {
+        let Action::Send(send) = action else { continue };
         release.handle_response(send.id, response, &call.ctx());
     }
 }

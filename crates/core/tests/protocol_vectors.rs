@@ -12,8 +12,8 @@ use std::time::Duration;
 use crate::support::scripted;
 use crate::vectors::{Fields, Reader, bytes};
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, FenceProposals, Hold, HoldAction, Keys, Mode, NodeError,
-    Outcome, Reason, Request, RequestId, Response, RoundTrips, Spec, Token, limits,
+    Acquire, Action, Command, Context, FenceProposals, Hold, Keys, Mode, NodeError, Outcome,
+    Reason, Request, RequestId, Response, RoundTrips, Spec, Token, limits,
 };
 use quorlock_core::node_set::{Admission, AgreedSet, InvalidSet, NodeSet, SetReport, agree};
 use quorlock_core::quorum::{
@@ -295,8 +295,8 @@ impl Client {
         let mut acquire = Acquire::new(Arc::clone(&self.spec), wait, &self.ctx());
         acquire.begin(&mut self.ctx());
         let mut sent = Vec::new();
-        while let Some(Action::Send { id, .. }) = acquire.poll() {
-            sent.push(id);
+        while let Some(Action::Send(send)) = acquire.poll() {
+            sent.push(send.id);
         }
         (acquire, sent)
     }
@@ -336,7 +336,7 @@ fn one_try(mut case: Fields) {
     while result.is_none() {
         while let Some(action) = acquire.poll() {
             let (id, request) = match action {
-                Action::Send { id, request, .. } => (id, Some(request)),
+                Action::Send(send) => (send.id, Some(send.request)),
                 Action::Wait { id } => {
                     stands = true;
                     let wait = acquire.handle_wait_connection(id, &mut client.ctx());
@@ -353,7 +353,7 @@ fn one_try(mut case: Fields) {
                     });
                     continue;
                 }
-                Action::Release(_) | Action::Suspect { .. } => continue,
+                _ => continue,
             };
             let place = words.iter().position(|(node, _)| *node == id.node);
             let request = place.zip(request);
@@ -479,7 +479,7 @@ fn late_grant(mut case: Fields) {
         let mut decided = Vec::new();
         let mut verdicts = |hold: &mut Hold| {
             while let Some(action) = hold.poll() {
-                if let HoldAction::Decided { round, verdict } = action
+                if let Action::Decided { round, verdict } = action
                     && round == number
                 {
                     decided.push(verdict);

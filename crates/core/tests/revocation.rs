@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::scripted::{Client, Sent, spec};
+use crate::support::scripted::{Client, spec};
 use crate::support::{Inspected, MAX_TTL_MS, Server, settings};
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Hold, HoldAction, LeaseInfo, NodeError, NodeRevocation,
-    Outcome, Release, Response, Revocation, RevocationState, RevokeCommand, RevokeMode,
+    Acquire, Action, Command, Context, Hold, LeaseInfo, NodeError, NodeRevocation, Outcome,
+    OutgoingRequest, Release, Response, Revocation, RevocationState, RevokeCommand, RevokeMode,
     RevokeReply,
 };
 use quorlock_core::node::{CommandError, Holder, Reply};
@@ -55,7 +55,7 @@ impl World {
     }
 
     /// A node's response to a request of the holder.
-    fn answer(&mut self, Sent { id, request, spec }: &Sent) -> Response {
+    fn answer(&mut self, OutgoingRequest { id, request, spec, .. }: &OutgoingRequest) -> Response {
         if !self.holder_reaches[id.node] {
             return Response::Failed(NodeError::timed_out(Duration::from_millis(50)));
         }
@@ -87,9 +87,7 @@ impl World {
         let mut sends = Vec::new();
         loop {
             match call.poll() {
-                Some(Action::Send { id, request, spec, .. }) => {
-                    sends.push(Sent { id, request, spec });
-                }
+                Some(Action::Send(send)) => sends.push(send),
                 Some(Action::Done(Outcome::Acquired(mut hold))) => {
                     self.deliver(&mut hold, sends);
                     return *hold;
@@ -105,7 +103,7 @@ impl World {
     }
 
     /// Delivers the requests of the holder, and the requests that follow from the responses.
-    fn deliver(&mut self, hold: &mut Hold, mut sends: Vec<Sent>) {
+    fn deliver(&mut self, hold: &mut Hold, mut sends: Vec<OutgoingRequest>) {
         while !sends.is_empty() {
             for sent in sends {
                 let response = self.answer(&sent);
@@ -125,10 +123,10 @@ impl World {
     /// Delivers a release. Returns the responses of the nodes.
     fn deliver_release(&mut self, mut release: Release) -> Vec<Response> {
         let mut responses = Vec::new();
-        while let Some(send) = release.poll() {
-            let (id, request, spec) = (send.id, send.request, Arc::clone(release.spec()));
-            let response = self.answer(&Sent { id, request, spec });
-            release.handle_response(id, &response, &self.ctx());
+        while let Some(action) = release.poll() {
+            let Action::Send(send) = action else { continue };
+            let response = self.answer(&send);
+            release.handle_response(send.id, &response, &self.ctx());
             responses.push(response);
         }
         responses
@@ -190,14 +188,12 @@ impl World {
 }
 
 /// The requests that a holder sends now. Drops its other actions.
-fn sends_of(hold: &mut Hold) -> Vec<Sent> {
-    let mut sends = Vec::new();
-    while let Some(action) = hold.poll() {
-        if let HoldAction::Send(send) = action {
-            sends.push(Sent { id: send.id, request: send.request, spec: Arc::clone(hold.spec()) });
-        }
-    }
-    sends
+fn sends_of(hold: &mut Hold) -> Vec<OutgoingRequest> {
+    let send = |action| match action {
+        Action::Send(send) => Some(send),
+        _ => None,
+    };
+    std::iter::from_fn(|| hold.poll()).filter_map(send).collect()
 }
 
 fn failed_nodes(revocation: &Revocation) -> usize {

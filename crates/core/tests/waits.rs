@@ -5,13 +5,13 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::support::scripted::{
-    LONG, NO_WAIT, ROUND_TRIP, ScriptedCall, Sent, TTL, down, granted, granted_after, held, ms,
-    shows, spec, start, ticket,
+    LONG, NO_WAIT, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows,
+    spec, start, ticket,
 };
 use proptest::prelude::*;
 use quorlock_core::client::{
-    Acquire, Answer, Command, HoldAction, Keys, NodeError, Outcome, Reason, Release, Response,
-    Token, limits,
+    Acquire, Action, Answer, Command, Keys, NodeError, Outcome, OutgoingRequest, Reason, Release,
+    Response, Token, limits,
 };
 use quorlock_core::{ClientRule, Fence};
 
@@ -261,7 +261,7 @@ fn response(command: Command, kind: u8, number: u8) -> Response {
     }
 }
 
-fn response_to(sent: &Sent, kind: u8, number: u8) -> Response {
+fn response_to(sent: &OutgoingRequest, kind: u8, number: u8) -> Response {
     match response(sent.request.command, kind, number) {
         Response::FenceAfterWait { fence, waited } if sent.spec.any.is_some() => {
             let key = usize::from(number) % sent.spec.keys.len();
@@ -355,15 +355,15 @@ proptest! {
         }
         let mut hold = call.hold();
         hold.renew();
-        if let Some(front_at) = hold.front_at() {
-            call.at = call.at.max(start().until(front_at));
-            hold.stand_in_front(&call.ctx());
+        if let Some(due) = hold.poll_timeout() {
+            call.at = call.at.max(start().until(due));
+            hold.handle_timeout(&call.ctx());
         }
-        prop_assert_eq!(hold.front_at(), None);
+        prop_assert_eq!(hold.poll_timeout(), None);
         let (_, release) = hold.release(&call.ctx());
         prop_assert_eq!(Some(release.token()), own);
         while let Some(action) = hold.poll() {
-            if let HoldAction::Wait { id } = action {
+            if let Action::Wait { id } = action {
                 prop_assert_eq!(hold.handle_wait_connection(id, &call.ctx()), None);
             }
         }

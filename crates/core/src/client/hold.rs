@@ -8,7 +8,7 @@ use super::Spec;
 use super::late_timer::LateTimer;
 use super::reach::Reach;
 use super::{
-    Answer, Command, Context, Delivery, Mode, NodeError, OutgoingRequest, Release, Request,
+    Action, Answer, Command, Context, Delivery, Mode, NodeError, OutgoingRequest, Release, Request,
     RequestId, Response, Token, Topology, limits,
 };
 use crate::Fence;
@@ -44,7 +44,7 @@ pub struct Hold {
     is_renewed: bool,
     round: Option<Round>,
     late: LateTimer,
-    actions: VecDeque<HoldAction>,
+    actions: VecDeque<Action>,
 }
 
 #[derive(Clone, Debug)]
@@ -120,40 +120,6 @@ enum Purpose {
     Extend,
     /// Repairs nodes that the previous round found to miss the lock. No caller awaits the verdict.
     Repair,
-}
-
-/// An instruction to the driver of a held lock.
-#[derive(Debug)]
-pub enum HoldAction {
-    /// Send a request.
-    Send(OutgoingRequest),
-    /// A round was decided. [`Hold::renew_in`] says when the next is due.
-    Decided {
-        /// The number of the round. Its verdict also answers the calls that wait for an earlier
-        /// round, which this round replaced.
-        round: u32,
-        /// What the nodes answered.
-        verdict: ExtensionVerdict,
-    },
-    /// A repair has ended. The value says whether the node has the lock again.
-    Repaired(bool),
-    /// A node misses the lock. [`Hold::renew_in`] says when the next round is due.
-    Incomplete,
-    /// Get an exclusive connection to the node. Then call [`Hold::handle_wait_connection`], and
-    /// send the WAIT that it returns.
-    Wait {
-        /// Identifies the response.
-        id: RequestId,
-    },
-    /// Drive this machine.
-    Release(Box<Release>),
-    /// Report to the node's link that this connection left a request unanswered.
-    Suspect {
-        /// The index of the node.
-        node: usize,
-        /// The number of its connection.
-        connection: u64,
-    },
 }
 
 impl HeldNode {
@@ -416,8 +382,7 @@ impl Hold {
                         round.pending[node] = Some(connection);
                     }
                     let id = RequestId { round: number, node };
-                    let send = OutgoingRequest { id, connection, request };
-                    self.actions.push_back(HoldAction::Send(send));
+                    self.send(id, connection, request);
                 }
                 Err(error) => {
                     self.record_answer(node, Answer::Failed(error), ctx);
@@ -428,23 +393,36 @@ impl Hold {
         Some(number)
     }
 
+    fn send(&mut self, id: RequestId, connection: u64, request: Request) {
+        let spec = Arc::clone(&self.spec);
+        self.actions.push_back(Action::Send(OutgoingRequest { id, connection, request, spec }));
+    }
+
     /// Returns the next action.
-    pub fn poll(&mut self) -> Option<HoldAction> {
+    pub fn poll(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout); `None` if no answer to the last round
-    /// is due any more.
+    /// When to call [`handle_timeout`](Self::handle_timeout); `None` if nothing is due any more.
     pub fn poll_timeout(&self) -> Option<Moment> {
-        self.late.next(self.next_due())
+        let round = self.late.next(self.next_due());
+        round.into_iter().chain(self.front_at()).reduce(Moment::earlier)
     }
 
     fn next_due(&self) -> Option<Moment> {
         self.round.as_ref().and_then(|round| round.due).map(|(at, _)| at)
     }
 
-    /// Fails the nodes that have not answered the round in time.
+    /// Fails the nodes that have not answered the round in time, and repairs a lock that was just
+    /// won.
     pub fn handle_timeout(&mut self, ctx: &Context<'_>) {
+        self.expire_round(ctx);
+        if self.front_at().is_some_and(|at| ctx.now.has_reached(at)) {
+            self.stand_in_front(ctx);
+        }
+    }
+
+    fn expire_round(&mut self, ctx: &Context<'_>) {
         if self.late.postpones(self.next_due(), ctx.now) {
             return;
         }
@@ -456,7 +434,7 @@ impl Hold {
             if let Some(connection) = connection {
                 self.nodes[node].answer = Answer::Failed(self.spec.timed_out(node, limit, ctx));
                 ctx.client_state.round_trips.timed_out(node);
-                self.actions.push_back(HoldAction::Suspect { node, connection });
+                self.actions.push_back(Action::Suspect { node, connection });
             }
         }
         if let Some(verdict) = self.round.as_mut().and_then(|round| round.core.expire()) {
@@ -472,7 +450,7 @@ impl Hold {
             self.nodes[node].has_revoked = true;
         }
         if self.nodes[node].opening.take_if(|round| *round == id.round).is_some() {
-            self.actions.push_back(HoldAction::Incomplete);
+            self.actions.push_back(Action::Incomplete);
             return;
         }
         let straggler = self.nodes[node].straggler.filter(|it| it.round == id.round);
@@ -509,7 +487,7 @@ impl Hold {
             if found_missing && self.may_repair() && self.is_extensible(ctx.now) {
                 self.begin_round(Purpose::Repair, ctx);
             } else if is_refusal(response) && self.nodes[node].repair.is_none() {
-                self.actions.push_back(HoldAction::Incomplete);
+                self.actions.push_back(Action::Incomplete);
             }
         } else if is_refusal(response) {
             // A late answer of an earlier round. What the node grants after it is late, too.
@@ -562,7 +540,7 @@ impl Hold {
         node.counts |= is_granted && in_time && !node.answered_since;
         node.answer = answer;
         if is_refused || is_granted && !node.counts {
-            self.actions.push_back(HoldAction::Incomplete);
+            self.actions.push_back(Action::Incomplete);
         }
     }
 
@@ -575,7 +553,7 @@ impl Hold {
     fn give_other_keys_back(&mut self, index: usize, ctx: &Context<'_>) {
         let Some(spec) = self.spec.of_other_slots() else { return };
         let release = Release::on(self.token, &spec, ctx, |node| node == index);
-        self.actions.push_back(HoldAction::Release(Box::new(release)));
+        self.actions.push_back(Action::Release(Box::new(release)));
     }
 
     /// Begins the renewal of the lock. Without it, nodes that miss the lock are repaired only when
@@ -589,9 +567,9 @@ impl Hold {
         self.is_renewed
     }
 
-    /// When to call [`stand_in_front`](Self::stand_in_front); `None` if that was done, or if the
-    /// lock is not [renewed](Self::renew).
-    pub fn front_at(&self) -> Option<Moment> {
+    /// When to stand in front; `None` if that was done, or if the lock is not
+    /// [renewed](Self::renew).
+    fn front_at(&self) -> Option<Moment> {
         let is_missing = |node: &HeldNode| !matches!(node.answer, Answer::Granted(_));
         let is_needed = self.is_renewed && self.nodes.iter().any(is_missing);
         self.front_at.filter(|_| is_needed)
@@ -602,12 +580,10 @@ impl Hold {
     /// Other calls may hold them for a moment, and give way. Until a node has the lock, the failure
     /// of one other node may lose the lock, and without a majority there is no repair. To the node,
     /// the request looks like one of the call that arrives late.
-    pub fn stand_in_front(&mut self, ctx: &Context<'_>) {
-        let is_due = self.front_at().is_some_and(|at| ctx.now.has_reached(at));
-        if !is_due || self.front_at.take().is_none() || is_broken(ClientRule::NoFrontRepair) {
-            return;
-        }
-        if self.has_ended(ctx.now) || self.revocations() > 0 {
+    fn stand_in_front(&mut self, ctx: &Context<'_>) {
+        self.front_at = None;
+        let is_over = self.has_ended(ctx.now) || self.revocations() > 0;
+        if is_over || is_broken(ClientRule::NoFrontRepair) {
             return;
         }
         for index in 0..self.nodes.len() {
@@ -621,11 +597,11 @@ impl Hold {
                 let id = RequestId { round: self.next_round, node: index };
                 self.next_round += 1;
                 self.nodes[index].opening = Some(id.round);
-                self.actions.push_back(HoldAction::Wait { id });
+                self.actions.push_back(Action::Wait { id });
             }
         }
         // Extensions may repair the nodes on which the lock cannot stand in line.
-        self.actions.push_back(HoldAction::Incomplete);
+        self.actions.push_back(Action::Incomplete);
     }
 
     /// Returns the WAIT to send through this connection; `None` if the lock no longer needs it.
@@ -658,7 +634,7 @@ impl Hold {
         let command = Command::Acquire { fence: Fence::ZERO };
         let request = Request { token: self.token, command };
         let id = RequestId { round, node: index };
-        self.actions.push_back(HoldAction::Send(OutgoingRequest { id, connection, request }));
+        self.send(id, connection, request);
         true
     }
 
@@ -670,12 +646,12 @@ impl Hold {
         }
         let in_time = ctx.now.since(node.acquire_sent_at) <= self.spec.longest_timeout(ctx);
         node.counts |= response.holds() == Some(true) && in_time;
-        self.actions.push_back(HoldAction::Repaired(response.holds() == Some(true)));
+        self.actions.push_back(Action::Repaired(response.holds() == Some(true)));
         self.record_answer(index, response.to_answer(), ctx);
         if self.over {
             self.undo_repair(index, ctx);
         } else if is_refusal(response) {
-            self.actions.push_back(HoldAction::Incomplete);
+            self.actions.push_back(Action::Incomplete);
         }
     }
 
@@ -711,7 +687,7 @@ impl Hold {
         if is_broken(ClientRule::ExclusiveUntilConfirmed) && !is_confirmed {
             self.set_mode(Mode::Exclusive);
         }
-        self.actions.push_back(HoldAction::Decided { round: number, verdict });
+        self.actions.push_back(Action::Decided { round: number, verdict });
     }
 
     /// Sends ACQUIRE to a node that misses the lock, unless an earlier one may be in flight: with
@@ -732,7 +708,7 @@ impl Hold {
 
     fn undo_repair(&mut self, index: usize, ctx: &Context<'_>) {
         let release = Release::on(self.token, &self.spec, ctx, |node| node == index);
-        self.actions.push_back(HoldAction::Release(Box::new(release)));
+        self.actions.push_back(Action::Release(Box::new(release)));
     }
 
     /// Begins the release. Returns the ownership before it, and the machine that releases the lock.

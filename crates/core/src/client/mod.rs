@@ -6,6 +6,7 @@
 //! - [`Acquire`]: one call to acquire a lock: it asks, stands in line, gives way.
 //! - [`Hold`]: one lock, from the grant to the end: ownership, extension, repair, release.
 //! - [`Release`]: releases one token on every node that may have it, until each has answered.
+//! - [`Action`]: what these three ask their driver to do.
 //! - `LateTimer`: answers that arrived while the process did not run are read before requests
 //!   expire.
 //! - [`Links`]: the connections to the nodes: back-off, liveness, admission.
@@ -28,6 +29,7 @@
 //! - [`Keys`], [`Token`]: the keys of a lock, and the proof of who holds it.
 
 mod acquire;
+mod action;
 mod context;
 mod fence_proposals;
 mod hello;
@@ -52,11 +54,12 @@ mod slots;
 mod spec;
 mod token;
 
-pub use acquire::{Acquire, Action, Failure, Outcome, Reason};
+pub use acquire::{Acquire, Failure, Outcome, Reason};
+pub use action::{Action, OutgoingRequest};
 pub use context::{ClientState, Context, NodeStatus, Places, Random, Topology};
 pub use fence_proposals::FenceProposals;
 pub use hello::Hello;
-pub use hold::{Hold, HoldAction};
+pub use hold::Hold;
 pub use inspection::{
     HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo, inspection_answer, inspection_routes,
     main_lease, summarize,
@@ -67,7 +70,7 @@ pub use listing::{ListedLock, Listing};
 pub use node_error::{Answer, NodeError};
 pub use node_url::{redact_url, unsupported_scheme};
 pub use place_queue::{CalledNumbers, PlaceQueue};
-pub use release::{OutgoingRequest, Release};
+pub use release::Release;
 pub use renewal_batches::RenewalBatches;
 pub use request::{Command, Delivery, Request, RequestId, Response};
 pub use revocation::{

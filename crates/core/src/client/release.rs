@@ -6,7 +6,8 @@ use super::Spec;
 use super::late_timer::LateTimer;
 use super::reach::Reach;
 use super::{
-    Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, limits,
+    Action, Answer, Command, Context, Delivery, NodeError, OutgoingRequest, Request, RequestId,
+    Response, Token, limits,
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{self, Moment, ReleaseVerdict};
@@ -33,20 +34,7 @@ pub struct Release {
     late: LateTimer,
     /// Whether to repeat a request that failed.
     persistent: bool,
-    sends: VecDeque<OutgoingRequest>,
-    /// Each node and its connection that did not answer a request in time.
-    suspects: VecDeque<(usize, u64)>,
-}
-
-/// A request to send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OutgoingRequest {
-    /// Identifies the response.
-    pub id: RequestId,
-    /// The connection of the node.
-    pub connection: u64,
-    /// The request.
-    pub request: Request,
+    actions: VecDeque<Action>,
 }
 
 #[derive(Clone, Debug)]
@@ -110,8 +98,7 @@ impl Release {
             ends_at: now.plus(spec.ttl.duration()),
             late: LateTimer::default(),
             persistent: true,
-            sends: VecDeque::new(),
-            suspects: VecDeque::new(),
+            actions: VecDeque::new(),
         };
         for (node, reach) in nodes.enumerate() {
             this.nodes.push(Node {
@@ -189,15 +176,9 @@ impl Release {
         waits.filter_map(|(node, state)| Some(RequestId { round: state.wait?, node }))
     }
 
-    /// Returns the next request to send.
-    pub fn poll(&mut self) -> Option<OutgoingRequest> {
-        self.sends.pop_front()
-    }
-
-    /// Returns a node and its connection that left a request unanswered, for
-    /// [`Links::handle_suspicion`](super::Links::handle_suspicion).
-    pub fn poll_suspect(&mut self) -> Option<(usize, u64)> {
-        self.suspects.pop_front()
+    /// Returns the next action: a request to send, or a suspicion.
+    pub fn poll(&mut self) -> Option<Action> {
+        self.actions.pop_front()
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout); `None` once the machine is done.
@@ -312,7 +293,7 @@ impl Release {
         for index in 0..self.nodes.len() {
             match self.nodes[index].state {
                 State::Sent { connection, resend_at } if ctx.now.has_reached(resend_at) => {
-                    self.suspects.push_back((index, connection));
+                    self.actions.push_back(Action::Suspect { node: index, connection });
                     // A replaced connection may never answer.
                     match ctx.topology.route(index) {
                         Ok(current) if current != connection => self.send(index, ctx),
@@ -362,7 +343,8 @@ impl Release {
         node.state = State::Sent { connection, resend_at: now.plus(limits::RELEASE_RESEND) };
         let id = RequestId { round: node.round, node: index };
         let request = Request { token: self.token, command: Command::Release };
-        self.sends.push_back(OutgoingRequest { id, connection, request });
+        let spec = Arc::clone(&self.spec);
+        self.actions.push_back(Action::Send(OutgoingRequest { id, connection, request, spec }));
     }
 
     fn count_answer(&mut self, node: usize, held: Option<bool>) {

@@ -10,9 +10,8 @@ use smallvec::SmallVec;
 
 use super::place_queue::PlaceQueue;
 use super::{
-    Acquire, Action, Answer, Context, Failure, Hold, HoldAction, Keys, NodeError, Outcome,
-    OutgoingRequest, Release, RenewalBatches, Request, RequestId, Response, SlotMemory, Spec,
-    Token, limits,
+    Acquire, Action, Answer, Context, Failure, Hold, Keys, NodeError, Outcome, OutgoingRequest,
+    Release, RenewalBatches, Request, RequestId, Response, SlotMemory, Spec, Token, limits,
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{ExtensionVerdict, Moment, Ownership};
@@ -172,6 +171,16 @@ pub enum ShardAction {
     ReleaseOver(u64),
 }
 
+impl Entry {
+    fn poll(&mut self) -> Option<Action> {
+        match &mut self.machine {
+            Machine::Call(call) => call.acquire.poll(),
+            Machine::Lock(lock) => lock.hold.poll(),
+            Machine::Release(release) => release.poll(),
+        }
+    }
+}
+
 impl Shard {
     /// Makes a shard. It remembers the contention of up to `queues_max` idle sets of keys.
     pub fn new(queues_max: usize) -> Self {
@@ -278,7 +287,7 @@ impl Shard {
         call.acquire.cancel(ctx);
         let in_queue = call.in_queue;
         let spec = Arc::clone(call.acquire.spec());
-        self.drive_call(number, ctx);
+        self.drive(number, ctx);
         let entry = self.machines.remove(&number);
         self.actions.push_back(ShardAction::Timer(number, None));
         self.stop_opening(&entry.map(|entry| entry.requests).unwrap_or_default());
@@ -301,10 +310,7 @@ impl Shard {
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         match &mut entry.machine {
             Machine::Call(call) => call.acquire.handle_timeout(ctx),
-            Machine::Lock(lock) => {
-                lock.hold.handle_timeout(ctx);
-                lock.hold.stand_in_front(ctx);
-            }
+            Machine::Lock(lock) => lock.hold.handle_timeout(ctx),
             Machine::Release(release) => release.handle_timeout(ctx),
         }
         self.drive(machine, ctx);
@@ -375,35 +381,41 @@ impl Shard {
         }
     }
 
+    /// Carries out the actions of a machine.
     fn drive(&mut self, number: u64, ctx: &mut Context<'_>) {
-        match self.machines.get(&number).map(|entry| &entry.machine) {
-            Some(Machine::Call(_)) => self.drive_call(number, ctx),
-            Some(Machine::Lock(_)) => self.drive_lock(number, ctx),
-            Some(Machine::Release(_)) => self.drive_release(number, ctx.now),
-            None => {}
-        }
-    }
-
-    fn drive_call(&mut self, number: u64, ctx: &mut Context<'_>) {
-        while let Some(call) = self.call_mut(number)
-            && let Some(action) = call.acquire.poll()
-        {
+        while let Some(action) = self.machines.get_mut(&number).and_then(Entry::poll) {
             match action {
-                Action::Send { id, connection, request, spec } => {
-                    let send = OutgoingRequest { id, connection, request };
-                    self.send(number, send, spec, ctx.now);
-                }
+                Action::Send(send) => self.send(number, send, ctx.now),
                 Action::Wait { id } => self.wait(number, id),
                 Action::Release(release) => {
-                    self.add_release(*release, Some(number), ctx.now);
+                    self.add_release(*release, Some(number), ctx);
                 }
                 Action::Suspect { node, connection } => {
                     self.actions.push_back(ShardAction::Suspect { node, connection });
                 }
                 Action::Done(outcome) => return self.end_call(number, outcome, ctx),
+                Action::Decided { round, verdict } => {
+                    let extended = ShardAction::Extended { lock: number, round, verdict };
+                    self.actions.push_back(extended);
+                    self.schedule_renewal(number, ctx.now);
+                }
+                Action::Repaired(is_held) => {
+                    self.actions.push_back(ShardAction::Repaired(is_held));
+                }
+                Action::Incomplete => self.schedule_renewal(number, ctx.now),
+            }
+        }
+        if let Some(release) = self.release_of(number) {
+            let (has_verdict, is_done) = (release.verdict().is_some(), release.is_done());
+            if has_verdict {
+                self.actions.push_back(ShardAction::Released(number));
+            }
+            if is_done {
+                self.actions.push_back(ShardAction::ReleaseOver(number));
             }
         }
         self.set_timer(number);
+        self.remove_if_over(number);
     }
 
     fn end_call(&mut self, number: u64, outcome: Outcome, ctx: &mut Context<'_>) {
@@ -463,37 +475,6 @@ impl Shard {
                 self.actions.push_back(ShardAction::Timer(next, Some(now)));
             }
         }
-    }
-
-    fn drive_lock(&mut self, number: u64, ctx: &mut Context<'_>) {
-        while let Some(lock) = self.lock_mut(number)
-            && let Some(action) = lock.hold.poll()
-        {
-            match action {
-                HoldAction::Send(send) => {
-                    let spec = Arc::clone(lock.hold.spec());
-                    self.send(number, send, spec, ctx.now);
-                }
-                HoldAction::Decided { round, verdict } => {
-                    let extended = ShardAction::Extended { lock: number, round, verdict };
-                    self.actions.push_back(extended);
-                    self.schedule_renewal(number, ctx.now);
-                }
-                HoldAction::Repaired(is_held) => {
-                    self.actions.push_back(ShardAction::Repaired(is_held));
-                }
-                HoldAction::Incomplete => self.schedule_renewal(number, ctx.now),
-                HoldAction::Wait { id } => self.wait(number, id),
-                HoldAction::Release(release) => {
-                    self.add_release(*release, Some(number), ctx.now);
-                }
-                HoldAction::Suspect { node, connection } => {
-                    self.actions.push_back(ShardAction::Suspect { node, connection });
-                }
-            }
-        }
-        self.set_timer(number);
-        self.remove_if_over(number);
     }
 
     /// Removes a lock that the driver has forgotten, once no request of it is unanswered.
@@ -571,7 +552,7 @@ impl Shard {
     /// release.
     pub fn release(&mut self, lock: u64, ctx: &mut Context<'_>) -> Option<(Ownership, u64)> {
         let (ownership, release) = self.end_lock(lock, ctx)?;
-        self.drive_release(release, ctx.now);
+        self.drive(release, ctx);
         self.drive(lock, ctx);
         Some((ownership, release))
     }
@@ -583,7 +564,7 @@ impl Shard {
             let later = ctx.now.plus(limits::LATE_TIMER * 2);
             self.actions.push_back(ShardAction::Timer(release, Some(later)));
         } else {
-            self.drive_release(release, ctx.now);
+            self.drive(release, ctx);
         }
         self.drive(lock, ctx);
         self.forget(lock);
@@ -624,14 +605,14 @@ impl Shard {
     }
 
     /// Releases the token of a detached lock on all nodes. Returns the number of the release.
-    pub fn release_token(&mut self, token: Token, spec: &Arc<Spec>, ctx: &Context<'_>) -> u64 {
-        self.add_release(Release::everywhere(token, spec, ctx), None, ctx.now)
+    pub fn release_token(&mut self, token: Token, spec: &Arc<Spec>, ctx: &mut Context<'_>) -> u64 {
+        self.add_release(Release::everywhere(token, spec, ctx), None, ctx)
     }
 
     /// Adds a release, and sends its first requests.
-    fn add_release(&mut self, release: Release, by: Option<u64>, now: Moment) -> u64 {
+    fn add_release(&mut self, release: Release, by: Option<u64>, ctx: &mut Context<'_>) -> u64 {
         let number = self.begin_release(release, by);
-        self.drive_release(number, now);
+        self.drive(number, ctx);
         number
     }
 
@@ -659,28 +640,6 @@ impl Shard {
         }
         self.actions.push_back(ShardAction::Releases { release: number, by });
         number
-    }
-
-    fn drive_release(&mut self, number: u64, now: Moment) {
-        while let Some(release) = self.release_mut(number)
-            && let Some(send) = release.poll()
-        {
-            let spec = Arc::clone(release.spec());
-            self.send(number, send, spec, now);
-        }
-        let Some(release) = self.release_mut(number) else { return };
-        let suspects: SmallVec<[_; 2]> = std::iter::from_fn(|| release.poll_suspect()).collect();
-        let (has_verdict, is_done) = (release.verdict().is_some(), release.is_done());
-        let suspects = suspects.into_iter();
-        self.actions
-            .extend(suspects.map(|(node, connection)| ShardAction::Suspect { node, connection }));
-        if has_verdict {
-            self.actions.push_back(ShardAction::Released(number));
-        }
-        if is_done {
-            self.actions.push_back(ShardAction::ReleaseOver(number));
-        }
-        self.set_timer(number);
     }
 
     /// A release that the driver has not [taken](Self::take_release).
@@ -745,18 +704,15 @@ impl Shard {
     fn set_timer(&mut self, number: u64) {
         let at = match self.machines.get(&number).map(|entry| &entry.machine) {
             Some(Machine::Call(call)) => call.acquire.poll_timeout(),
-            Some(Machine::Lock(lock)) => {
-                let times = [lock.hold.poll_timeout(), lock.hold.front_at()];
-                times.into_iter().flatten().reduce(Moment::earlier)
-            }
+            Some(Machine::Lock(lock)) => lock.hold.poll_timeout(),
             Some(Machine::Release(release)) => release.poll_timeout(),
             None => None,
         };
         self.actions.push_back(ShardAction::Timer(number, at));
     }
 
-    fn send(&mut self, machine: u64, send: OutgoingRequest, spec: Arc<Spec>, now: Moment) {
-        let OutgoingRequest { id, connection, request } = send;
+    fn send(&mut self, machine: u64, send: OutgoingRequest, now: Moment) {
+        let OutgoingRequest { id, connection, request, spec } = send;
         let number = self.ask(machine, Asked { machine, id, sent: Some(now), is_wait: false });
         let node = id.node;
         self.actions.push_back(ShardAction::Send {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use quorlock_core::client::{
     Acquire, Action, ClientState, Command, Context, Hold, Keys, NodeError, NodeStatus, Outcome,
-    Random, Reason, Release, Request, RequestId, Response, Spec, Token, Topology, limits,
+    OutgoingRequest, Random, Reason, Release, RequestId, Response, Spec, Token, Topology, limits,
 };
 use quorlock_core::quorum::{Majority, Moment, Ownership};
 use quorlock_core::{ClientRule, Fence, Ttl, break_rule};
@@ -80,19 +80,10 @@ pub(crate) struct ScriptedCall {
     /// The present moment, counted from `start()`.
     pub(crate) at: Duration,
     /// What the call has sent, and the test has not answered.
-    pub(crate) sent: Vec<Sent>,
+    pub(crate) sent: Vec<OutgoingRequest>,
     pub(crate) releases: Vec<Release>,
     pub(crate) outcome: Option<Outcome>,
 }
-
-/// A request on its way to a node, and the lock that it is about.
-#[derive(Debug)]
-pub(crate) struct Sent {
-    pub(crate) id: RequestId,
-    pub(crate) request: Request,
-    pub(crate) spec: Arc<Spec>,
-}
-
 pub(crate) fn start() -> Moment {
     Moment::default().plus(Duration::from_secs(1))
 }
@@ -173,24 +164,26 @@ impl ScriptedCall {
         event(&mut self.call, &mut self.client.ctx(start().plus(self.at), WALL_US));
         while let Some(action) = self.call.poll() {
             match action {
-                Action::Send { id, request, spec, .. } => {
-                    self.sent.push(Sent { id, request, spec });
-                }
+                Action::Send(send) => self.sent.push(send),
                 Action::Wait { id } => {
                     let ctx = &mut self.client.ctx(start().plus(self.at), WALL_US);
                     let wait = self.call.handle_wait_connection(id, ctx);
-                    let sent = wait.map(|(request, spec)| Sent { id, request, spec });
-                    self.sent.extend(sent);
+                    self.sent.extend(wait.map(|(request, spec)| OutgoingRequest {
+                        id,
+                        connection: 0,
+                        request,
+                        spec,
+                    }));
                 }
                 Action::Release(release) => self.releases.push(*release),
-                Action::Suspect { .. } => {}
                 Action::Done(outcome) => self.outcome = Some(outcome),
+                _ => {}
             }
         }
     }
 
     /// Takes the last unanswered request to a node.
-    pub(crate) fn take_sent(&mut self, node: usize) -> Sent {
+    pub(crate) fn take_sent(&mut self, node: usize) -> OutgoingRequest {
         let last = self.sent.iter().rposition(|sent| sent.id.node == node);
         self.sent.remove(last.unwrap())
     }
@@ -260,7 +253,7 @@ impl ScriptedCall {
         // Only requests with the present token count.
         let token = self.sent.last().map(|sent| sent.request.token);
         let present = self.sent.iter().filter(|sent| Some(sent.request.token) == token);
-        let with_ticket = |Sent { id, request, .. }: &Sent| {
+        let with_ticket = |OutgoingRequest { id, request, .. }: &OutgoingRequest| {
             Some((id.node, request.token, ticket(request.command)?))
         };
         present.filter_map(with_ticket).collect()

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::node::State;
-use super::{Acquire, Action, Failure, Outcome, Phase, Reason};
+use super::{Acquire, Failure, Outcome, Phase, Reason};
 use crate::client::hold::HeldNode;
-use crate::client::{Answer, Context, Hold, Release};
+use crate::client::{Action, Answer, Context, Hold, Release};
 use crate::quorum::{Validity, Win};
 
 impl Acquire {

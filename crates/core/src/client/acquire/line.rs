@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::node::{Node, State};
-use super::{Acquire, Action, Partial, Phase};
+use super::{Acquire, Partial, Phase};
 use crate::client::reach::Reach;
-use crate::client::{Command, Context, NodeError, Release, Request, limits};
+use crate::client::{Action, Command, Context, NodeError, Release, Request, limits};
 use crate::mutants::{ClientRule, is_broken};
 
 impl Acquire {

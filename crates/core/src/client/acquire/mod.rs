@@ -16,7 +16,7 @@ use std::time::Duration;
 use self::node::{Node, State};
 use super::late_timer::LateTimer;
 use super::{
-    Answer, Command, Context, Hold, Release, Request, RequestId, Response, Spec, Token, limits,
+    Action, Answer, Command, Context, Hold, Request, RequestId, Response, Spec, Token, limits,
 };
 use crate::Fence;
 use crate::mutants::{ClientRule, is_broken};
@@ -102,40 +102,6 @@ struct Agreement {
 struct Partial {
     since: Moment,
     yield_at: Moment,
-}
-
-/// An instruction to the driver.
-#[derive(Debug)]
-pub enum Action {
-    /// Send a request through this connection of the node. Keep the order of the actions. If the
-    /// connection is closed, respond with [`NodeError::Down`](super::NodeError::Down).
-    Send {
-        /// Identifies the response.
-        id: RequestId,
-        /// The number of the node's connection.
-        connection: u64,
-        /// The request.
-        request: Request,
-        /// The lock that the request is about.
-        spec: Arc<Spec>,
-    },
-    /// Get an exclusive connection to the node. Then call [`Acquire::handle_wait_connection`], and
-    /// send the WAIT that it returns.
-    Wait {
-        /// Identifies the response.
-        id: RequestId,
-    },
-    /// Drive this machine. Also pass it the response to each WAIT that it [needs](Release::waits).
-    Release(Box<Release>),
-    /// Report to the node's link that this connection left a request unanswered.
-    Suspect {
-        /// The index of the node.
-        node: usize,
-        /// The number of its connection.
-        connection: u64,
-    },
-    /// The call has ended.
-    Done(Outcome),
 }
 
 /// How an [`Acquire`] ended.

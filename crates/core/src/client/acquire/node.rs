@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Acquire, Action};
+use super::Acquire;
 use crate::Fence;
 use crate::client::hold::{Straggler, StragglerKind};
 use crate::client::reach::Reach;
 use crate::client::{
-    Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Spec, limits,
+    Action, Answer, Command, Context, Delivery, NodeError, OutgoingRequest, Request, RequestId,
+    Response, Spec, limits,
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{FenceAnswer, Moment, Validity};
@@ -218,7 +219,8 @@ impl Acquire {
         node.sent = ctx.now;
         node.due = Some(ctx.now.plus(limit));
         let id = RequestId { round: node.round, node: index };
-        self.actions.push_back(Action::Send { id, connection, request, spec });
+        let send = OutgoingRequest { id, connection, request, spec };
+        self.actions.push_back(Action::Send(send));
     }
 
     /// Asks the driver for a connection on which to stand in line.
