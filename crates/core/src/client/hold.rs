@@ -109,17 +109,6 @@ struct Round {
     pending: SmallVec<[Option<u64>; 5]>,
     /// When unanswered nodes count as silent, and after how long; `None` once they do.
     due: Option<(Moment, Duration)>,
-    decided: bool,
-    /// Whether a majority has extended the lock.
-    is_confirmed: bool,
-    purpose: Purpose,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
-    Extend,
-    /// Repairs nodes that the previous round found to miss the lock. No caller awaits the verdict.
-    Repair,
 }
 
 impl HeldNode {
@@ -323,7 +312,7 @@ impl Hold {
     pub fn downgrade(&mut self, ctx: &Context<'_>) -> Option<u32> {
         self.set_mode(Mode::Shared);
         // An undecided round asks for an exclusive lock, so another round begins.
-        self.begin_round(Purpose::Extend, ctx)
+        self.begin_round(ctx)
     }
 
     fn set_mode(&mut self, mode: Mode) {
@@ -334,13 +323,13 @@ impl Hold {
     ///
     /// Returns the number of the round that answers this call; `None` if the lock has ended.
     pub fn extend(&mut self, ctx: &Context<'_>) -> Option<u32> {
-        let is_undecided = |round: &&Round| !round.decided && round.purpose == Purpose::Extend;
+        let is_undecided = |round: &&Round| round.core.verdict().is_none();
         if let Some(round) = self.round.as_ref().filter(is_undecided) {
             return Some(round.number);
         }
         let is_incomplete = self.nodes.iter().any(|node| node.answer == Answer::Refused);
         self.repair_rounds = if is_incomplete { self.repair_rounds + 1 } else { 0 };
-        self.begin_round(Purpose::Extend, ctx)
+        self.begin_round(ctx)
     }
 
     fn has_ended(&self, now: Moment) -> bool {
@@ -348,7 +337,7 @@ impl Hold {
     }
 
     /// Returns the number of the round; `None` if the lock has ended.
-    fn begin_round(&mut self, purpose: Purpose, ctx: &Context<'_>) -> Option<u32> {
+    fn begin_round(&mut self, ctx: &Context<'_>) -> Option<u32> {
         if self.has_ended(ctx.now) {
             return None;
         }
@@ -367,9 +356,6 @@ impl Hold {
             core,
             pending: SmallVec::from_elem(None, self.nodes.len()),
             due: Some((ctx.now.plus(limit), limit)),
-            decided: false,
-            is_confirmed: false,
-            purpose,
         });
         let request = Request { token: self.token, command: Command::Extend { fence: None } };
         for node in 0..self.nodes.len() {
@@ -477,7 +463,7 @@ impl Hold {
             }
             self.record_answer(node, response.to_answer(), ctx);
             let held = response.holds();
-            let is_confirmed = self.round.as_ref().is_some_and(|round| round.is_confirmed);
+            let is_confirmed = self.round.as_ref().is_some_and(|round| round.core.is_extended());
             let node_state = &mut self.nodes[node];
             node_state.counts = held != Some(false) && (node_state.counts || is_confirmed);
             let counts = node_state.counts || is_broken(ClientRule::LateGrantCounts);
@@ -485,7 +471,7 @@ impl Hold {
             let found_missing =
                 self.round.as_ref().is_some_and(|round| round.core.has_found_missing());
             if found_missing && self.may_repair() && self.is_extensible(ctx.now) {
-                self.begin_round(Purpose::Repair, ctx);
+                self.begin_round(ctx);
             } else if is_refusal(response) && self.nodes[node].repair.is_none() {
                 self.actions.push_back(Action::Incomplete);
             }
@@ -673,14 +659,11 @@ impl Hold {
     }
 
     fn decide(&mut self, verdict: ExtensionVerdict, ctx: &Context<'_>) {
-        let Some(round) = &mut self.round else { return };
-        let is_confirmed = matches!(verdict, ExtensionVerdict::Extended(_));
-        round.decided = true;
-        let number = round.number;
+        let Some(round) = &self.round else { return };
+        let (number, is_confirmed) = (round.number, round.core.is_extended());
         if !self.over {
             self.state.settle(verdict, ctx.now);
         }
-        round.is_confirmed = is_confirmed;
         for node in self.nodes.iter_mut().filter(|_| is_confirmed) {
             node.counts |= matches!(node.answer, Answer::Granted(_));
         }
@@ -729,11 +712,7 @@ impl Hold {
             let has_granted = matches!(node.answer, Answer::Granted(_));
             Reach { is_lost: node.has_lost(), has_granted, ..node.reach }
         });
-        let release = Release::new(self.token, nodes, &spec, ctx);
-        match ownership {
-            Ownership::Lost(_) => (ownership, release.once()),
-            Ownership::Held(_) | Ownership::Uncertain(_) => (ownership, release),
-        }
+        (ownership, Release::new(self.token, nodes, &spec, ctx))
     }
 
     /// Gives the lock up for another process to attach. The lock stays on its nodes until its

@@ -32,8 +32,6 @@ pub struct Release {
     /// When every lease that was granted before the start has ended by its deadline.
     ends_at: Moment,
     late: LateTimer,
-    /// Whether to repeat a request that failed.
-    persistent: bool,
     actions: VecDeque<Action>,
 }
 
@@ -97,7 +95,6 @@ impl Release {
             limit_at: now,
             ends_at: now.plus(spec.ttl.duration()),
             late: LateTimer::default(),
-            persistent: true,
             actions: VecDeque::new(),
         };
         for (node, reach) in nodes.enumerate() {
@@ -151,13 +148,6 @@ impl Release {
         let delivery = |node| if is_there(node) { Delivery::Arrived } else { Delivery::NotSent };
         let nodes = (0..ctx.topology.nodes().len()).map(|node| Reach::of(delivery(node)));
         Self::new(token, nodes, spec, ctx)
-    }
-
-    /// Repeats no request that failed, unless a WAIT is unanswered: the lock is already lost.
-    #[must_use]
-    pub(super) fn once(mut self) -> Self {
-        self.persistent = false;
-        self
     }
 
     /// The description of the lock.
@@ -264,9 +254,7 @@ impl Release {
             }
             // An older request failed. The newer one is unanswered.
             Response::Failed(_) if node.round != id.round => {}
-            Response::Failed(_) if self.persistent || node.wait.is_some() => {
-                self.repeat(id.node, ctx);
-            }
+            Response::Failed(_) => self.repeat(id.node, ctx),
             // The waiter may not have been in the queue yet.
             _ if node.wait.is_some() => self.repeat(id.node, ctx),
             _ => node.state = State::Done,
@@ -325,7 +313,7 @@ impl Release {
                 let permanent = error.is_permanent();
                 self.nodes[node].answer = Answer::Failed(error);
                 self.count_answer(node, None);
-                if permanent || !(self.persistent || self.nodes[node].wait.is_some()) {
+                if permanent {
                     self.nodes[node].state = State::Done;
                 } else {
                     self.repeat(node, ctx);

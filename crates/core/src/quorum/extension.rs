@@ -118,6 +118,16 @@ impl Extension {
         self.verdict
     }
 
+    /// The last verdict; `None` if the round is undecided.
+    pub fn verdict(&self) -> Option<ExtensionVerdict> {
+        self.verdict
+    }
+
+    /// Whether a majority has extended the lock.
+    pub fn is_extended(&self) -> bool {
+        matches!(self.verdict, Some(ExtensionVerdict::Extended(_)))
+    }
+
     /// Returns the next node to repair: send it ACQUIRE with the lock's token and fence.
     ///
     /// Returns, once each, the nodes that were [known to miss](Self::known_to_miss) the lock and
@@ -128,8 +138,7 @@ impl Extension {
     /// be on its way there.
     pub fn next_repair(&mut self) -> Option<usize> {
         let early = is_broken(ClientRule::EarlyRepair);
-        let is_extended = matches!(self.verdict, Some(ExtensionVerdict::Extended(_)));
-        if !early && (!is_extended || self.has_expired) {
+        if !early && (!self.is_extended() || self.has_expired) {
             return None;
         }
         let confirmed = self.tally.yes().filter(|&(node, ())| self.known[node]).count();
@@ -148,7 +157,7 @@ impl Extension {
     /// Another round can then repair the node.
     pub fn has_found_missing(&self) -> bool {
         !is_broken(ClientRule::RepairOnFirstRefusal)
-            && matches!(self.verdict, Some(ExtensionVerdict::Extended(_)))
+            && self.is_extended()
             && self.tally.no().any(|node| !self.missing[node])
     }
 }
