@@ -1,4 +1,4 @@
-//! Every limit of a client's state machines. The table in ARCHITECTURE.md has their values and the
+//! The limits of a client's state machines. The table in ARCHITECTURE.md has their values and the
 //! first sentences of their documentation: `make limits` writes it.
 //!
 //! Times that depend on the network are multiples of a node's smoothed round trip, so that the same
