@@ -70,7 +70,7 @@ fn renewed_lock_stands_in_front_on_the_nodes_that_miss_it() {
         let request = hold.handle_wait_connection(id, &call.ctx()).unwrap();
         let Command::Wait { fence, wait } = request.command else { panic!("{request:?}") };
         assert_eq!((id.node, fence, request.token), (2, Fence::ZERO, hold.token()));
-        assert!(wait <= TTL / limits::FRONT_WAITS_PER_TTL);
+        assert!(wait <= TTL / 4);
         // The place in front takes over that of the call.
         hold.handle_response(third, &Response::No, &call.ctx());
         hold.handle_response(id, &granted_after(ms(1)), &call.ctx());

@@ -150,9 +150,7 @@ fn other_limits(mut case: Fields) {
     let round_trip = case.us("round_trip_us");
     let all = [
         ("silence_us", limits::silence(round_trip)),
-        ("naming_us", limits::extra_answers(round_trip)),
         ("patience_us", limits::patience(round_trip)),
-        ("partial_us", limits::partial(round_trip)),
         ("rejoin_pause_us", limits::rejoin_pause(round_trip)),
         ("tie_us", limits::tie(round_trip)),
     ];

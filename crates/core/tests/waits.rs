@@ -100,7 +100,7 @@ fn part_of_a_lock_is_given_back_after_a_while() {
     shows(ClientRule::NeverGivesBack, || {
         let mut call = ScriptedCall::with_one_grant();
         let (_, token, with_ticket) = call.in_line_on()[0];
-        while call.releases.is_empty() && call.at < limits::partial(ROUND_TRIP) * 2 {
+        while call.releases.is_empty() && call.at < limits::silence(ROUND_TRIP) * 2 {
             call.fire_timer();
             call.yields().iter().for_each(|_| call.answer(0, &Response::Kept));
         }
@@ -220,7 +220,7 @@ fn own_grant_explains_a_refusal_until_its_lease_has_ended() {
 fn call_that_is_run_late_leaves_the_nodes_time_to_answer() {
     let wait = ms(500);
     let mut call = ScriptedCall::queued(spec(Keys::from_iter(["k0"]), 1000), Some(wait));
-    let late = (wait + limits::CALL_GRACE).saturating_sub(ms(1));
+    let late = (wait + limits::WAIT_GRACE).saturating_sub(ms(1));
     for at in [late.saturating_sub(limits::LATE_READ_PAUSE), late] {
         call.at = at;
         call.drive(Acquire::handle_timeout);
@@ -342,7 +342,7 @@ proptest! {
             remember(&call);
         }
         let longest = ms(wait_ms).max(TTL / limits::NODE_TIMEOUT_PER_TTL);
-        prop_assert!(call.at <= longest + limits::CALL_GRACE + ms(5), "{:?}", call.at);
+        prop_assert!(call.at <= longest + limits::WAIT_GRACE + ms(5), "{:?}", call.at);
         let released: HashSet<_> = call.releases.iter().map(Release::token).collect();
         let own = match &call.outcome {
             Some(Outcome::Acquired(hold)) => Some(hold.token()),

@@ -183,7 +183,7 @@ impl LockBuilder {
         wait: Option<Duration>,
         acquiring: impl Future<Output = Result<T, Failure>>,
     ) -> (Result<T, Failure>, Option<Holder>) {
-        let limit = self.naming_limit();
+        let limit = self.shards.network.typical_timeout();
         let mut acquiring = pin!(acquiring);
         let Some(pause) = wait.and_then(|wait| wait.checked_sub(limit)) else {
             return (acquiring.await, None);
@@ -193,10 +193,6 @@ impl LockBuilder {
             outcome = &mut acquiring => (outcome, None),
             holder = async { sleep(pause).await; self.holder().await } => (acquiring.await, holder),
         }
-    }
-
-    fn naming_limit(&self) -> Duration {
-        limits::extra_answers(self.shards.network.client_state.round_trips.typical())
     }
 
     /// Asks the nodes who holds the lock now, for a message to people; `None` if it is free, or if
@@ -209,7 +205,7 @@ impl LockBuilder {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn holder(&self) -> Option<Holder> {
-        let limit = self.naming_limit();
+        let limit = self.shards.network.typical_timeout();
         queries::main_lease(&self.shards.network, &self.keys, limit).await.map(Holder::of)
     }
 

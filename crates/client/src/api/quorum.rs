@@ -95,9 +95,11 @@ impl Quorum {
         let mut health = self.shards.network.health.clone();
         let enough = health.wait_for(|health| health.settled || health.admitted >= majority.size());
         let _ = timeout(limit, enough).await;
-        let stragglers =
-            limits::extra_answers(self.shards.network.client_state.round_trips.longest());
-        let _ = timeout(stragglers, health.wait_for(|health| health.settled)).await;
+        let _ = timeout(
+            self.shards.network.typical_timeout(),
+            health.wait_for(|health| health.settled),
+        )
+        .await;
     }
 
     /// Describes a lock on `key`, which may be any bytes and is the same on every node.

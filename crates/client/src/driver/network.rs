@@ -89,6 +89,11 @@ impl Network {
         let _ = self.events.send(LinkEvent::Suspicion { node, connection });
     }
 
+    /// The time limit of a typical node, also for answers that decide nothing.
+    pub(crate) fn typical_timeout(&self) -> Duration {
+        limits::node_timeout(self.client_state.round_trips.typical(), LIMITS_TTL)
+    }
+
     /// Asks a node within its time limit, or within `at_least` if that is longer.
     pub(crate) async fn ask_in_time<T>(
         &self,

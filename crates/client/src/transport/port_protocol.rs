@@ -29,7 +29,7 @@ pub(super) async fn mismatch(address: &ConnectionAddr) -> Option<NodeError> {
         _ => return None,
     };
     let request = if has_tls { PLAIN_PING } else { EMPTY_CLIENT_HELLO };
-    let asked = timeout(limits::PORT_PROBE, first_bytes(host, port, request)).await;
+    let asked = timeout(limits::OPERATOR_TIMEOUT, first_bytes(host, port, request)).await;
     let bytes = asked.ok()?.ok()?;
     let reason = match has_tls {
         true if matches!(bytes[0], b'+' | b'-') => {

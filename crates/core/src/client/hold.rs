@@ -604,7 +604,7 @@ impl Hold {
             Some(Straggler { round: id.round, kind: StragglerKind::Wait { key: Some(0) } });
         node.incarnation = ctx.topology.incarnation(id.node);
         node.reach.send_wait(id.round);
-        let wait = limits::WAIT_SLICE.min(self.spec.ttl.duration() / limits::FRONT_WAITS_PER_TTL);
+        let wait = limits::bounded_node_timeout(limits::WAIT_SLICE, self.spec.ttl);
         let command = Command::Wait { fence: Fence::ZERO, wait };
         Some(Request { token: self.token, command })
     }

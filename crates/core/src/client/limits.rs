@@ -19,18 +19,12 @@ pub const LATE_TIMER: Duration = Duration::from_millis(10);
 pub const LATE_READ_PAUSE: Duration = Duration::from_millis(3);
 /// Silence of a port with TLS, until another connection probes it.
 pub const PORT_PROBE_AFTER: Duration = Duration::from_millis(200);
-/// How long such a probe may take.
-pub const PORT_PROBE: Duration = Duration::from_secs(1);
-/// How far a call may exceed its `wait`, or one [`node_timeout`]. Users are promised 50 ms, which
-/// leaves 10 ms for timers and the scheduler.
-pub const CALL_GRACE: Duration = Duration::from_millis(40);
+/// How late a node may end a WAIT, and how far a call may exceed its `wait`, or one
+/// [`node_timeout`]. Users are promised 50 ms, which leaves 10 ms for timers and the scheduler.
+pub const WAIT_GRACE: Duration = Duration::from_millis(40);
 /// One WAIT, less a random part of at most half. So the waits of one call end at different times on
-/// different nodes.
+/// different nodes. A new holder's WAIT in front lasts at most ttl/4.
 pub const WAIT_SLICE: Duration = Duration::from_millis(2500);
-/// A new holder's WAIT in front: at most the ttl divided by this.
-pub const FRONT_WAITS_PER_TTL: u32 = 4;
-/// How late a node may end a WAIT.
-pub const WAIT_GRACE: Duration = Duration::from_millis(20);
 /// The shortest WAIT. A node does not queue a client that waits for no time.
 pub const WAIT_MIN: Duration = Duration::from_millis(1);
 /// The first pause before anything that failed is repeated. It doubles. Covers attempts to acquire,
@@ -45,16 +39,12 @@ pub const PAUSE_PERMANENT: Duration = Duration::from_secs(2);
 /// How long a RELEASE that may have overtaken its ACQUIRE is repeated, at most the ttl. For this
 /// long, a network may still deliver a request of a lost connection.
 pub const RELEASE_OVERTAKES: Duration = Duration::from_secs(30);
-/// The longest pause before a RELEASE is repeated.
-pub const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// An unanswered RELEASE is then sent through a newer connection too.
-pub const RELEASE_RESEND: Duration = Duration::from_millis(500);
 /// The most locks in a list.
 pub const LISTED_MAX: usize = 100_000;
 /// Entries that one LOCK.SCAN examines.
 pub const SCAN_COUNT: u32 = 200;
-/// The answer to a LOCK.SCAN or a revocation, or [`node_timeout`] if that is longer. Only operators
-/// wait for these answers.
+/// The answer to a LOCK.SCAN or a revocation, or [`node_timeout`] if that is longer, and to a probe
+/// of a port. Only operators wait for these answers.
 pub const OPERATOR_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between checks of a connection, even if it is in use.
 pub const PING_EVERY: Duration = Duration::from_secs(30);
@@ -100,13 +90,10 @@ impl ByRoundTrip {
 }
 
 const NODE_TIMEOUT: ByRoundTrip = ByRoundTrip::new(4, 50);
-const SILENCE: ByRoundTrip = ByRoundTrip::new(8, 400);
+const SILENCE: ByRoundTrip = ByRoundTrip::new(8, 500);
 const PATIENCE: ByRoundTrip = ByRoundTrip::new(2, 2);
-const PARTIAL: ByRoundTrip = ByRoundTrip::new(8, 500);
 const REJOIN_PAUSE: ByRoundTrip = ByRoundTrip::new(2, 20);
 const TIE: ByRoundTrip = ByRoundTrip::new(16, 20);
-const EXTRA_ANSWERS: ByRoundTrip = ByRoundTrip::new(4, 50);
-const EXTRA_ANSWERS_MAX: Duration = Duration::from_millis(500);
 
 /// The least time for an answer, in rt. One answer may take twice as long as most.
 pub const ROUND_TRIPS_FOR_AN_ANSWER: u32 = 2;
@@ -133,27 +120,17 @@ pub fn ttl_needed(round_trip: Duration, ttl: Ttl) -> Option<Duration> {
     (enough > ttl.duration()).then_some(enough)
 }
 
-/// The time of a PING, until another connection is opened.
+/// How long an answer may be missing, until another way is tried.
+///
+/// After an unanswered PING, a new connection is opened. An unanswered RELEASE is sent through a
+/// newer connection too. A call with some nodes and no majority releases them, and starts over.
 pub fn silence(round_trip: Duration) -> Duration {
     SILENCE.of(round_trip)
-}
-
-/// How long a client waits for answers that decide nothing, at most 500 ms.
-///
-/// Nodes may take this long to say who holds a lock, and a call asks that long before its wait
-/// ends. Connecting waits this long for the other nodes, once a majority is connected.
-pub fn extra_answers(round_trip: Duration) -> Duration {
-    EXTRA_ANSWERS.of(round_trip).min(EXTRA_ANSWERS_MAX)
 }
 
 /// How long a call with some nodes waits before it yields, doubling.
 pub fn patience(round_trip: Duration) -> Duration {
     PATIENCE.of(round_trip)
-}
-
-/// How long a call may hold some nodes and no majority.
-pub fn partial(round_trip: Duration) -> Duration {
-    PARTIAL.of(round_trip)
 }
 
 /// The pause before a call starts over, less a random part of at most half.

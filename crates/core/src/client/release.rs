@@ -123,7 +123,7 @@ impl Release {
                 // Through the connection of the ACQUIRE, RELEASE cannot arrive before it.
                 Delivery::InFlight { connection } => {
                     this.nodes[node].acquire_on = Some(connection);
-                    this.send_through(node, connection, now);
+                    this.send_through(node, connection, ctx);
                 }
                 Delivery::Arrived => this.send(node, ctx),
             }
@@ -264,7 +264,7 @@ impl Release {
     fn repeat(&mut self, node: usize, ctx: &Context<'_>) {
         let node = &mut self.nodes[node];
         node.state = State::Paused { repeat_at: ctx.now.plus(node.pause) };
-        node.pause = (node.pause * 2).min(limits::RELEASE_PAUSE_MAX);
+        node.pause = (node.pause * 2).min(limits::PAUSE_MAX);
     }
 
     /// Carries out what is due.
@@ -286,7 +286,7 @@ impl Release {
                     match ctx.topology.route(index) {
                         Ok(current) if current != connection => self.send(index, ctx),
                         _ => {
-                            let resend_at = ctx.now.plus(limits::RELEASE_RESEND);
+                            let resend_at = ctx.now.plus(resend_after(index, ctx));
                             self.nodes[index].state = State::Sent { connection, resend_at };
                         }
                     }
@@ -308,7 +308,7 @@ impl Release {
 
     fn send(&mut self, node: usize, ctx: &Context<'_>) {
         match ctx.topology.route(node) {
-            Ok(connection) => self.send_through(node, connection, ctx.now),
+            Ok(connection) => self.send_through(node, connection, ctx),
             Err(error) => {
                 let permanent = error.is_permanent();
                 self.nodes[node].answer = Answer::Failed(error);
@@ -322,13 +322,14 @@ impl Release {
         }
     }
 
-    fn send_through(&mut self, index: usize, connection: u64, now: Moment) {
+    fn send_through(&mut self, index: usize, connection: u64, ctx: &Context<'_>) {
+        let now = ctx.now;
         let node = &mut self.nodes[index];
         node.round += 1;
         if node.acquire_on.is_some_and(|acquire_on| acquire_on != connection) {
             node.overtakes_until.get_or_insert(now.plus(limits::RELEASE_OVERTAKES));
         }
-        node.state = State::Sent { connection, resend_at: now.plus(limits::RELEASE_RESEND) };
+        node.state = State::Sent { connection, resend_at: now.plus(resend_after(index, ctx)) };
         let id = RequestId { round: node.round, node: index };
         let request = Request { token: self.token, command: Command::Release };
         let spec = Arc::clone(&self.spec);
@@ -340,4 +341,9 @@ impl Release {
             self.verdict.get_or_insert(verdict);
         }
     }
+}
+
+/// How long a RELEASE may be unanswered.
+fn resend_after(node: usize, ctx: &Context<'_>) -> Duration {
+    limits::silence(ctx.client_state.round_trips.of(node))
 }

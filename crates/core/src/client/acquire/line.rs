@@ -46,7 +46,7 @@ impl Acquire {
             let partial = self.partial.get_or_insert(first);
             if now.has_reached(partial.yield_at) {
                 let never = is_broken(ClientRule::NeverGivesBack);
-                let longest = if never { Duration::MAX } else { limits::partial(round_trip) };
+                let longest = if never { Duration::MAX } else { limits::silence(round_trip) };
                 let end = partial.since.plus(longest);
                 if now.has_reached(end) {
                     if let Some(kept) = self.kept {

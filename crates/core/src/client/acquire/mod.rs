@@ -145,7 +145,7 @@ impl Acquire {
     pub fn new(spec: Arc<Spec>, wait: Option<Duration>, ctx: &Context<'_>) -> Self {
         let longest = spec.longest_timeout(ctx);
         let limited = wait.filter(|_| !is_broken(ClientRule::NoDeadline));
-        let deadline = limited.map(|wait| ctx.now.plus(wait.max(longest) + limits::CALL_GRACE));
+        let deadline = limited.map(|wait| ctx.now.plus(wait.max(longest) + limits::WAIT_GRACE));
         let until = wait.map(|wait| ctx.now.plus(wait));
         let nodes = ctx.topology.nodes().len();
         let round_trip = ctx.client_state.round_trips.typical();

@@ -64,7 +64,7 @@ impl Process {
         world: &mut World,
     ) -> u64 {
         let (longest, now) = (self.longest_timeout(&spec), self.shared.now(world.now));
-        let due = wait.map(|wait| now.plus(wait.max(longest) + limits::CALL_GRACE));
+        let due = wait.map(|wait| now.plus(wait.max(longest) + limits::WAIT_GRACE));
         let mut ctx = self.shared.context(world.now);
         let number = match attaches {
             None => self.shard.call(Arc::clone(&spec), wait, &mut ctx),
