@@ -45,7 +45,7 @@ impl Node {
             return Ok(Reply::Granted(fence));
         }
         let mut entries = self.open_all(now, db, keys, keyspace);
-        let rank = self.rank(acquire, &hashes);
+        let rank = self.rank(acquire, &hashes)?;
         let place = place_in_line(acquire, rank.as_ref(), keyspace);
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
         let (mut have_ended, mut budget) = (false, Budget::units(COMMAND_UNITS));
@@ -96,15 +96,22 @@ impl Node {
     }
 
     /// The rank of a request with FENCE. A token that stands in line keeps a larger ticket.
+    ///
+    /// A request can take over one place only: each place is in up to 64 queues.
     pub(super) fn rank<N: AsRef<[u8]>>(
         &self,
         acquire: &Acquire<'_, N>,
         hashes: &[u64],
-    ) -> Option<Rank> {
-        let ticket = acquire.fence?;
+    ) -> Result<Option<Rank>, CommandError> {
         let in_line = self.in_line(acquire, hashes);
-        let in_line = in_line.iter().flatten().map(|&place| self.queues.waiter(place).rank.ticket);
-        Some(Rank::new(in_line.fold(ticket, later_ticket), acquire.token.as_ref()))
+        let mut places = in_line.into_iter().flatten();
+        let first = places.next();
+        if places.any(|place| Some(place) != first) {
+            return Err(CommandError::AlreadyWaits);
+        }
+        let in_line = first.map(|place| self.queues.waiter(place).rank.ticket);
+        let of_ticket = |ticket| in_line.map_or(ticket, |in_line| later_ticket(ticket, in_line));
+        Ok(acquire.fence.map(|ticket| Rank::new(of_ticket(ticket), acquire.token.as_ref())))
     }
 
     /// For each key of the request, the waiter with its token. Empty if no client waits at all.
@@ -120,20 +127,15 @@ impl Node {
         self.queues.waiters_with(acquire.token.as_ref(), acquire.db, named)
     }
 
-    /// Removes the token's waiters from the queues of these keys, because the token is granted one.
+    /// Removes the token's waiter from its queues, because the token is granted one of these keys.
     /// Without FENCE, a token that waits is refused instead.
     pub(super) fn leave_line<N: AsRef<[u8]>>(&mut self, acquire: &Acquire<'_, N>, hashes: &[u64]) {
         if self.queues.waiters() > 0 {
             let in_line = self.in_line(acquire, hashes);
-            self.dismiss_all(in_line);
+            if let Some(place) = in_line.into_iter().flatten().next() {
+                self.queues.dismiss(place);
+            }
         }
-    }
-
-    fn dismiss_all(&mut self, in_line: PerKey<Option<u32>>) {
-        let mut places: PerKey<u32> = in_line.into_iter().flatten().collect();
-        places.sort_unstable();
-        places.dedup();
-        places.into_iter().for_each(|place| self.queues.dismiss(place));
     }
 
     /// Answers a request with FENCE whose token already holds the lock: moves the deadline forward
@@ -197,14 +199,14 @@ impl Node {
         if wait_ms == 0 || !keyspace.may_block() {
             return refused(self);
         }
-        let older = self.in_line(acquire, hashes);
+        let in_line = self.in_line(acquire, hashes);
+        let older = in_line.iter().copied().flatten().next();
         let has_time_left = |place| now.monotonic < self.queues.waiter(place).until;
-        if rank.is_none() && older.iter().flatten().any(|&place| has_time_left(place)) {
+        if rank.is_none() && older.is_some_and(has_time_left) {
             return Err(CommandError::AlreadyWaits);
         }
         // This check precedes `block`, so that the server blocks no client above the limit.
-        let replaces = older.iter().any(Option::is_some);
-        let is_full = !replaces && self.queues.waiters() >= self.max_waiters;
+        let is_full = older.is_none() && self.queues.waiters() >= self.max_waiters;
         // A full line keeps the oldest waiters of a key.
         let displaced = rank.as_ref().filter(|_| is_full).and_then(|rank| {
             let younger = |(hash, key, _)| self.queues.youngest_after(rank, hash, db, key);
@@ -215,8 +217,8 @@ impl Node {
         }
         let Some(blocked_id) = keyspace.block() else { return refused(self) };
         self.stats.refusals -= 1;
-        let repeated = older.first().copied().flatten().filter(|&place| {
-            let is_of_all_keys = older.iter().all(|&other| other == Some(place));
+        let repeated = older.filter(|&place| {
+            let is_of_all_keys = in_line.iter().all(|&other| other == Some(place));
             let has_same_keys = self.queues.queues_of(place).len() == keys.len();
             let has_same_wants = self.queues.waiter(place).wants == wants;
             is_of_all_keys && has_same_keys && has_same_wants && has_time_left(place)
@@ -241,13 +243,10 @@ impl Node {
             in_line_since,
             until: now.monotonic.plus_us(wait_ms.saturating_mul(1000)),
         };
-        self.dismiss_all(older);
-        if let Some(place) = displaced {
-            self.queues.dismiss(place);
-        }
+        older.into_iter().chain(displaced).for_each(|place| self.queues.dismiss(place));
         let wanted = named().map(|(hash, key, lack)| {
             // The waiter ahead may have been the older one.
-            let is_unknown = replaces && matches!(lack, Some(Lack::Behind));
+            let is_unknown = older.is_some() && matches!(lack, Some(Lack::Behind));
             let lack = if is_unknown { Some(Lack::unknown()) } else { lack };
             Wanted { hash, key, lack }
         });

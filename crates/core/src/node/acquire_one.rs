@@ -35,7 +35,7 @@ impl Node {
                 return Ok(granted(fence, index));
             }
         }
-        let rank = self.rank(acquire, &hashes);
+        let rank = self.rank(acquire, &hashes)?;
         let place = place_in_line(acquire, rank.as_ref(), keyspace);
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
         let mut budget = Budget::units(COMMAND_UNITS);

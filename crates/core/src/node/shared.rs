@@ -44,7 +44,7 @@ impl Node {
         }
         let joined = self.shared_lease(state);
         let lack = if joined.is_some() { None } else { self.lack(now, state, keyspace, &entry) };
-        let rank = self.rank(acquire, &[hash]);
+        let rank = self.rank(acquire, &[hash])?;
         let place = place_in_line(acquire, rank.as_ref(), keyspace);
         let mut budget = Budget::units(COMMAND_UNITS);
         let lack = lack.or_else(|| {
