@@ -78,7 +78,7 @@
 //! # What a lock cannot do
 //!
 //! A lock cannot stop a program that was paused and continues after its lock was lost. Send the
-//! lock's [`fence`](Lock::fence) with every write to the protected resource. The fence grows with
+//! lock's [`fence`](LockWatch::fence) with every write to the protected resource. The fence grows with
 //! every lock of a key, so the resource can refuse a fence that is smaller than the last one.
 //! [`FenceGate`] does this in Rust, and its documentation shows the same in SQL.
 //!
@@ -94,7 +94,7 @@
 //!
 //! Give each test its own keys or servers. Then inject the failures of production:
 //!
-//! - A loss: `DEL` of the key on all nodes. The next extension finds the loss: [`Lock::lost`]
+//! - A loss: `DEL` of the key on all nodes. The next extension finds the loss: [`LockWatch::lost`]
 //!   returns [`LostError::Ended`], and `run` stops its work.
 //! - A paused holder: `SIGSTOP` of the service's process for longer than the ttl, then `SIGCONT`.
 //!   The store must refuse the write that follows.

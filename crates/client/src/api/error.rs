@@ -114,7 +114,7 @@ pub enum ExtendError {
         nodes: NodeAnswers,
     },
     /// Too few nodes confirmed. The lock is held until its old deadline: see
-    /// [`Lock::remaining`](crate::Lock::remaining).
+    /// [`Lock::remaining`](crate::LockWatch::remaining).
     #[error("too few nodes confirmed that the lock is held: {nodes}")]
     NoQuorum {
         /// What each node answered.

@@ -1,6 +1,8 @@
 use std::fmt;
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use quorlock_core::Ttl;
@@ -8,7 +10,6 @@ use quorlock_core::client::{Failure, Keys, Mode, Reason, Spec, limits};
 use tokio::time::{Instant, sleep};
 use tracing::Instrument as _;
 
-use super::run::run;
 use super::slots::{self, PERMITS_MAX};
 use super::{call, queries};
 use crate::driver::Shards;
@@ -314,8 +315,32 @@ impl LockBuilder {
     where
         F: Future<Output = T>,
     {
-        let lock = self.acquire().await.map_err(RunError::NotAcquired)?;
-        run(lock, work).await
+        let mut lock = self.acquire().await.map_err(RunError::NotAcquired)?;
+        lock.renew();
+        let watch = lock.watch();
+        let output = {
+            let mut work = pin!(work(watch.clone()));
+            let mut ended = pin!(watch.ended());
+            poll_fn(|cx| {
+                // Timers fire late in a process that was paused, so each poll reads the clock first.
+                if let Err(end) = watch.inner.validity_or_end() {
+                    return Poll::Ready(Err(end));
+                }
+                if let Poll::Ready(end) = ended.as_mut().poll(cx) {
+                    return Poll::Ready(Err(end));
+                }
+                work.as_mut().poll(cx).map(Ok)
+            })
+            .await
+            // The work is dropped here, before the lock is released.
+        };
+        let output = match output {
+            Ok(output) => output,
+            Err(Some(lost)) => return Err(RunError::Lost { lost, finished: false }),
+            Err(None) => unreachable!("only this function releases the lock"),
+        };
+        lock.finish().await.map_err(|lost| RunError::Lost { lost, finished: true })?;
+        Ok(output)
     }
 
     /// Attaches a lock that another process [detached](crate::Lock::detach).

@@ -14,7 +14,6 @@ mod queries;
 mod quorum;
 mod quorum_builder;
 mod revocation;
-mod run;
 mod slots;
 mod watch;
 
@@ -36,5 +35,4 @@ pub use ownership::{Deadline, Ownership};
 pub use quorum::Quorum;
 pub use quorum_builder::QuorumBuilder;
 pub use revocation::{NodeRevocation, Revocation, RevocationReport, RevocationState, RevokedNode};
-pub(crate) use run::finish;
 pub use watch::LockWatch;

@@ -12,48 +12,56 @@ use crate::{Coverage, LostError, Ownership};
 /// [`LockBuilder::run`](crate::LockBuilder::run) passes one to the work.
 #[derive(Clone)]
 pub struct LockWatch {
-    lock: Arc<LockInner>,
+    pub(crate) inner: Arc<LockInner>,
 }
 
 impl LockWatch {
-    pub(crate) fn new(lock: Arc<LockInner>) -> Self {
-        Self { lock }
+    pub(crate) fn new(inner: Arc<LockInner>) -> Self {
+        Self { inner }
     }
 
     /// The locked key. For [several keys](crate::Quorum::lock_all), the first one in byte order.
     pub fn key(&self) -> &[u8] {
-        self.lock.spec.keys.first()
+        self.inner.spec.keys.first()
     }
 
     /// The locked keys, in byte order.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        self.lock.spec.keys.iter()
+        self.inner.spec.keys.iter()
     }
 
-    /// The fence of the lock: see [`Lock::fence`](crate::Lock::fence).
+    /// The fence of the lock, which is larger than that of every earlier holder of the key.
+    ///
+    /// Send it with every write to the protected resource. The resource refuses a fence below the
+    /// largest one that it has seen: see [`FenceGate`](crate::FenceGate). Readers that hold a
+    /// [shared](crate::LockBuilder::shared) lock at the same time may have equal fences.
     pub fn fence(&self) -> Fence {
-        self.lock.fence
+        self.inner.fence
     }
 
     /// How much longer the lock is certainly held; zero once it may have ended or was released.
     pub fn remaining(&self) -> Duration {
-        self.lock.remaining()
+        self.inner.remaining()
     }
 
     /// Whether the lock is held, and until when. A released lock is [`Ownership::Lost`].
     pub fn ownership(&self) -> Ownership {
-        self.lock.ownership_with_deadline()
+        self.inner.ownership_with_deadline()
     }
 
     /// The number of nodes on which the lock is known to be held.
+    ///
+    /// These nodes confirmed the lock when they last answered, and have not been restarted since. A
+    /// late answer counts. The next extension repairs a node that misses the lock.
     pub fn coverage(&self) -> Coverage {
-        self.lock.coverage()
+        self.inner.coverage()
     }
 
     /// Waits until the lock is lost, and returns why.
     ///
-    /// Returns at the deadline at the latest. Never returns for a lock that was released, dropped
-    /// or detached: see [`ended`](Self::ended).
+    /// Returns at the deadline at the latest, even if no node answers, or soon after the machine
+    /// wakes if it sleeps then. Never returns for a lock that was released, dropped or detached:
+    /// see [`ended`](Self::ended).
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -71,17 +79,21 @@ impl LockWatch {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn ended(&self) -> Option<LostError> {
-        self.lock.ended().await
+        self.inner.ended().await
+    }
+
+    pub(super) fn describe(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name)
+            .field("key", &format_args!("{}", self.inner.spec.keys))
+            .field("fence", &self.fence())
+            .field("ownership", &self.ownership())
+            .field("coverage", &self.coverage())
+            .finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for LockWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockWatch")
-            .field("key", &format_args!("{}", self.lock.spec.keys))
-            .field("fence", &self.fence())
-            .field("ownership", &self.ownership())
-            .field("coverage", &self.coverage())
-            .finish_non_exhaustive()
+        self.describe("LockWatch", f)
     }
 }

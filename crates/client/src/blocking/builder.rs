@@ -2,7 +2,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::quorum::QuorumThread;
+use super::thread::QuorumThread;
 use super::{Lock, LockWatch, Quorum};
 use crate::{AcquireError, AttachError, ConnectError, DetachedLock, Holder, RunError};
 
@@ -75,7 +75,7 @@ impl QuorumBuilder {
     /// # Errors
     /// See [`crate::Quorum::connect`].
     pub fn connect(self) -> Result<Quorum, ConnectError> {
-        Quorum::start(self.builder.connect())
+        Quorum::start(self.builder)
     }
 }
 
@@ -132,9 +132,8 @@ impl LockBuilder {
     /// # Errors
     /// See [`crate::LockBuilder::try_acquire`].
     pub fn try_acquire(&self) -> Result<Lock, AcquireError> {
-        let builder = self.builder.clone();
-        let lock = self.thread.block_on(async move { builder.try_acquire().await })?;
-        Ok(Lock::new(lock, Arc::clone(&self.thread)))
+        let lock = self.thread.block_on(self.builder.try_acquire())?;
+        Ok(Lock::new(lock, &self.thread))
     }
 
     /// Acquires the lock, and waits up to [`wait`](Self::wait): see
@@ -143,15 +142,13 @@ impl LockBuilder {
     /// # Errors
     /// See [`crate::LockBuilder::acquire`].
     pub fn acquire(&self) -> Result<Lock, AcquireError> {
-        let builder = self.builder.clone();
-        let lock = self.thread.block_on(async move { builder.acquire().await })?;
-        Ok(Lock::new(lock, Arc::clone(&self.thread)))
+        let lock = self.thread.block_on(self.builder.acquire())?;
+        Ok(Lock::new(lock, &self.thread))
     }
 
     /// Asks the nodes who holds the lock now: see [`crate::LockBuilder::holder`].
     pub fn holder(&self) -> Option<Holder> {
-        let builder = self.builder.clone();
-        self.thread.block_on(async move { builder.holder().await })
+        self.thread.block_on(self.builder.holder())
     }
 
     /// [Acquires](Self::acquire) the lock, runs `work` under it on this thread, and releases it.
@@ -176,9 +173,8 @@ impl LockBuilder {
     /// # Errors
     /// See [`AttachError`].
     pub fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
-        let builder = self.builder.clone();
-        let lock = self.thread.block_on(async move { builder.attach(detached).await })?;
-        Ok(Lock::new(lock, Arc::clone(&self.thread)))
+        let lock = self.thread.block_on(self.builder.attach(detached))?;
+        Ok(Lock::new(lock, &self.thread))
     }
 }
 

@@ -22,10 +22,8 @@
 mod builder;
 mod lock;
 mod quorum;
-mod revocation;
 mod thread;
 
 pub use builder::{LockBuilder, QuorumBuilder};
 pub use lock::{Lock, LockWatch};
-pub use quorum::Quorum;
-pub use revocation::Revocation;
+pub use quorum::{Quorum, Revocation};

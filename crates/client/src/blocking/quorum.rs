@@ -2,11 +2,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::thread::Thread;
-use super::{Lock, LockBuilder, QuorumBuilder, Revocation};
+use tokio::time::timeout;
+
+use super::thread::QuorumThread;
+use super::{Lock, LockBuilder, QuorumBuilder};
 use crate::{
     AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, LockList,
-    NodeHealth, ReleaseError, Released, RevokeError, ScanError,
+    NodeHealth, ReleaseError, Released, RevocationReport, RevocationState, RevokeError, ScanError,
 };
 
 /// Independent masters that together grant locks: a [`crate::Quorum`] whose calls block.
@@ -19,19 +21,19 @@ pub struct Quorum {
     thread: Arc<QuorumThread>,
 }
 
-/// The thread of a quorum. When this is dropped, the thread finishes the background releases.
-pub(super) struct QuorumThread {
-    thread: Thread,
-    quorum: crate::Quorum,
+/// The revocation of a lock: a [`crate::Revocation`] whose calls block.
+///
+/// Nodes that did not answer are asked again only during [`ended`](Self::ended).
+#[must_use = "nodes that did not answer are asked again only during `ended`"]
+pub struct Revocation {
+    revocation: crate::Revocation,
+    thread: Arc<QuorumThread>,
 }
 
 impl Quorum {
-    pub(super) fn start(
-        connecting: impl Future<Output = Result<crate::Quorum, ConnectError>> + Send + 'static,
-    ) -> Result<Self, ConnectError> {
-        let thread = Thread::start().map_err(|source| ConnectError::NoThread { source })?;
-        let quorum = thread.block_on(connecting)?;
-        Ok(Self { quorum: quorum.clone(), thread: Arc::new(QuorumThread { thread, quorum }) })
+    pub(super) fn start(builder: crate::QuorumBuilder) -> Result<Self, ConnectError> {
+        let (quorum, thread) = QuorumThread::start(builder.connect())?;
+        Ok(Self { quorum, thread: Arc::new(thread) })
     }
 
     /// Connects to the masters: see [`crate::Quorum::connect`].
@@ -80,8 +82,7 @@ impl Quorum {
     /// # Errors
     /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release then continues.
     pub fn release_detached(&self, detached: DetachedLock) -> Result<Released, ReleaseError> {
-        let quorum = self.quorum.clone();
-        self.thread.block_on(async move { quorum.release_detached(detached).await })
+        self.thread.block_on(self.quorum.release_detached(detached))
     }
 
     /// The state of the connection to each node: see [`crate::Quorum::health`].
@@ -94,8 +95,7 @@ impl Quorum {
     /// # Errors
     /// [`InspectError::NoAnswer`] when no node answers.
     pub fn inspect(&self, key: impl AsRef<[u8]>) -> Result<Inspection, InspectError> {
-        let (quorum, key) = (self.quorum.clone(), key.as_ref().to_vec());
-        self.thread.block_on(async move { quorum.inspect(key).await })
+        self.thread.block_on(self.quorum.inspect(key))
     }
 
     /// Asks every node about the slots of a semaphore: see [`crate::Quorum::inspect_semaphore`].
@@ -106,15 +106,13 @@ impl Quorum {
         &self,
         name: impl AsRef<[u8]>,
     ) -> Result<Vec<(Vec<u8>, Inspection)>, InspectError> {
-        let (quorum, name) = (self.quorum.clone(), name.as_ref().to_vec());
-        self.thread.block_on(async move { quorum.inspect_semaphore(name).await })
+        self.thread.block_on(self.quorum.inspect_semaphore(name))
     }
 
     /// Checks whether another client of a semaphore uses more permits: see
     /// [`crate::Quorum::larger_permits`].
     pub fn larger_permits(&self, name: impl AsRef<[u8]>, permits: usize) -> Option<usize> {
-        let (quorum, name) = (self.quorum.clone(), name.as_ref().to_vec());
-        self.thread.block_on(async move { quorum.larger_permits(name, permits).await })
+        self.thread.block_on(self.quorum.larger_permits(name, permits))
     }
 
     /// Revokes the lock on `key`: see [`crate::Quorum::revoke`].
@@ -122,9 +120,7 @@ impl Quorum {
     /// # Errors
     /// [`RevokeError::NoAnswer`] when no node answers.
     pub fn revoke(&self, key: impl AsRef<[u8]>) -> Result<Revocation, RevokeError> {
-        let (quorum, key) = (self.quorum.clone(), key.as_ref().to_vec());
-        let revocation = self.thread.block_on(async move { quorum.revoke(key).await })?;
-        Ok(Revocation::new(revocation, Arc::clone(&self.thread)))
+        self.revocation(self.quorum.revoke(key))
     }
 
     /// Ends the lock on `key` at once: see [`crate::Quorum::revoke_now`].
@@ -132,9 +128,15 @@ impl Quorum {
     /// # Errors
     /// [`RevokeError::NoAnswer`] when no node answers.
     pub fn revoke_now(&self, key: impl AsRef<[u8]>) -> Result<Revocation, RevokeError> {
-        let (quorum, key) = (self.quorum.clone(), key.as_ref().to_vec());
-        let revocation = self.thread.block_on(async move { quorum.revoke_now(key).await })?;
-        Ok(Revocation::new(revocation, Arc::clone(&self.thread)))
+        self.revocation(self.quorum.revoke_now(key))
+    }
+
+    fn revocation(
+        &self,
+        revoking: impl Future<Output = Result<crate::Revocation, RevokeError>>,
+    ) -> Result<Revocation, RevokeError> {
+        let revocation = self.thread.block_on(revoking)?;
+        Ok(Revocation { revocation, thread: Arc::clone(&self.thread) })
     }
 
     /// Lists the locks whose keys match `pattern`, on all nodes: see [`crate::Quorum::scan`].
@@ -142,8 +144,7 @@ impl Quorum {
     /// # Errors
     /// [`ScanError::NoAnswer`] when no node lists its locks.
     pub fn scan(&self, pattern: impl AsRef<[u8]>, limit: usize) -> Result<LockList, ScanError> {
-        let (quorum, pattern) = (self.quorum.clone(), pattern.as_ref().to_vec());
-        self.thread.block_on(async move { quorum.scan(pattern, limit).await })
+        self.thread.block_on(self.quorum.scan(pattern, limit))
     }
 
     /// Waits until the releases in the background have ended, for `limit` at most: see
@@ -152,27 +153,21 @@ impl Quorum {
     /// # Errors
     /// [`FlushError`] with the number of unfinished releases.
     pub fn flush(&self, limit: Duration) -> Result<(), FlushError> {
-        let quorum = self.quorum.clone();
-        self.thread.block_on(async move { quorum.flush(limit).await })
+        self.thread.block_on(self.quorum.flush(limit))
     }
 }
 
-impl QuorumThread {
-    pub(super) fn block_on<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = T> + Send + 'static,
-    ) -> T {
-        self.thread.block_on(work)
+impl Revocation {
+    /// Returns the progress of the revocation: see [`crate::Revocation::report`].
+    pub fn report(&self) -> RevocationReport {
+        self.revocation.report()
     }
-}
 
-impl Drop for QuorumThread {
-    fn drop(&mut self) {
-        let quorum = self.quorum.clone();
-        // This wait ends: each background task has a time limit.
-        self.thread.run_before_end(async move {
-            let _ = quorum.flush(Duration::MAX).await;
-        });
+    /// Waits until the lock is over, for `limit` at most. Returns whether it is over.
+    pub fn ended(&mut self, limit: Duration) -> bool {
+        let ended = self.revocation.ended();
+        let _ = self.thread.block_on(async { timeout(limit, ended).await });
+        self.report().state == RevocationState::Over
     }
 }
 

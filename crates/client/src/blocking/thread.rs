@@ -1,62 +1,76 @@
-//! The thread that does all work of a quorum.
+//! The thread that keeps the connections of a quorum.
 
+use std::pin::pin;
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 use std::{io, thread};
 
 use tokio::runtime::{Builder, Handle};
+use tokio::task::unconstrained;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tokio_util::task::TaskTracker;
 
-/// A runtime on its own thread. The thread ends when this is dropped and the futures of
-/// [`Thread::run_before_end`] are done.
-pub(super) struct Thread {
-    handle: Handle,
-    /// The futures that the thread finishes before it ends.
-    tracker: TaskTracker,
-    /// Lets the thread end when this guard is dropped.
+use crate::{ConnectError, Quorum};
+
+/// A runtime on its own thread. When this is dropped, the thread finishes the background releases
+/// and ends.
+pub(super) struct QuorumThread {
+    runtime: Handle,
     _stop: DropGuard,
 }
 
-impl Thread {
-    pub(super) fn start() -> io::Result<Self> {
-        let (sender, receiver) = sync_channel(1);
-        let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
-        let (unfinished, stopped) = (tracker.clone(), stop.clone());
+impl QuorumThread {
+    /// Starts the thread, and connects there.
+    pub(super) fn start(
+        connecting: impl Future<Output = Result<Quorum, ConnectError>> + Send + 'static,
+    ) -> Result<(Quorum, Self), ConnectError> {
+        let no_thread = |source| ConnectError::NoThread { source };
+        let (sender, connected) = sync_channel(1);
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
         // The thread builds the runtime. If a caller inside tokio built it, and the thread could
         // not be started, dropping the runtime there would panic.
-        thread::Builder::new().name("quorlock".into()).spawn(move || {
-            match Builder::new_current_thread().enable_all().build() {
-                Ok(runtime) => {
-                    let _ = sender.send(Ok(runtime.handle().clone()));
-                    runtime.block_on(async {
+        let run = move || match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime.block_on(async {
+                match connecting.await {
+                    Ok(quorum) => {
+                        let _ = sender.send(Ok((quorum.clone(), Handle::current())));
                         stopped.cancelled().await;
-                        unfinished.close();
-                        unfinished.wait().await;
-                    });
+                        // This wait ends: each release in the background has a time limit.
+                        let _ = quorum.flush(Duration::MAX).await;
+                    }
+                    Err(error) => drop(sender.send(Err(error))),
                 }
-                Err(error) => drop(sender.send(Err(error))),
+            }),
+            Err(source) => drop(sender.send(Err(no_thread(source)))),
+        };
+        thread::Builder::new().name("quorlock".into()).spawn(run).map_err(no_thread)?;
+        let connected = connected.recv().map_err(|ended| no_thread(io::Error::other(ended)))?;
+        let (quorum, runtime) = connected?;
+        Ok((quorum, Self { runtime, _stop: stop.drop_guard() }))
+    }
+
+    /// Runs a future on the calling thread, which blocks and may belong to another runtime.
+    pub(super) fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
+        let _context = self.runtime.enter();
+        // Otherwise, the budget of a task that calls this could be used up in one call.
+        let mut work = pin!(unconstrained(work));
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        loop {
+            match work.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(output) => return output,
+                Poll::Pending => thread::park(),
             }
-        })?;
-        let handle = receiver.recv().map_err(io::Error::other)??;
-        Ok(Self { handle, tracker, _stop: stop.drop_guard() })
+        }
     }
+}
 
-    /// Runs a future on the thread, and blocks until it is done.
-    pub(super) fn block_on<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = T> + Send + 'static,
-    ) -> T {
-        let (sender, receiver) = sync_channel(1);
-        self.handle.spawn(async move {
-            let _ = sender.send(work.await);
-        });
-        receiver
-            .recv()
-            .expect("the call panicked on the thread of the quorum, or that thread has ended")
-    }
+/// Wakes the thread that waits for a future.
+struct Unpark(thread::Thread);
 
-    /// Runs a future on the thread, which does not end before the future is done.
-    pub(super) fn run_before_end(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.tracker.spawn_on(work, &self.handle);
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }
