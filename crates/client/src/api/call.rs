@@ -44,7 +44,7 @@ async fn run(
     let (result, ended) = oneshot::channel();
     let number = shards.with_shard(index, |state, ctx| {
         let number = begin(&mut state.machines, Arc::new(spec), ctx);
-        state.await_call(number, result);
+        state.callers.calls.insert(number, result);
         number
     });
     let mut calling = Calling { shards, index, number, is_over: false };

@@ -1,4 +1,4 @@
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::Fence;
@@ -7,7 +7,7 @@ use quorlock_core::quorum::{self, ExtensionVerdict, LossReason, ReleaseVerdict};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
 
-use crate::driver::{Network, OnVerdict, ReleaseResult, Shards, State};
+use crate::driver::{Network, ReleaseResult, Shards, State};
 use crate::{
     Coverage, Deadline, ExtendError, LostError, NodeAnswers, Ownership, ReleaseError, Released,
     clock, telemetry,
@@ -159,14 +159,9 @@ impl LockInner {
         self.read(Hold::was_given_up).unwrap_or(true)
     }
 
-    fn observe(self: &Arc<Self>, state: &mut State) {
-        let observer: Weak<Self> = Arc::downgrade(self);
-        state.observe(self.number, observer);
-    }
-
     pub(crate) fn renew(self: &Arc<Self>) {
         self.with_shard(|state, ctx| {
-            self.observe(state);
+            state.locks.insert(self.number, Arc::downgrade(self));
             state.machines.renew(self.number, ctx);
         });
     }
@@ -196,9 +191,9 @@ impl LockInner {
         }
         let (call, verdict) = oneshot::channel();
         self.with_shard(|state, ctx| {
-            self.observe(state);
+            state.locks.insert(self.number, Arc::downgrade(self));
             if let Some(round) = begin(&mut state.machines, self.number, ctx) {
-                state.await_round(self.number, round, call);
+                state.callers.rounds.push((self.number, round, call));
             }
         });
         // The round continues for late answers and repairs. It has no verdict if the lock ended
@@ -227,7 +222,7 @@ impl LockInner {
         let (result, verdict) = oneshot::channel();
         let ownership = self.with_shard(|state, ctx| {
             let (ownership, release) = state.machines.release(self.number, ctx)?;
-            state.await_release(release, result);
+            state.callers.releases.insert(release, result);
             Some(ownership)
         });
         self.ended.notify_waiters();
@@ -245,6 +240,14 @@ impl LockInner {
         let released = released(&self.shards.network, verdict);
         telemetry::released(self, released.as_ref().ok().copied());
         released
+    }
+
+    /// Called after each verdict on an extension, without the mutex of the machines.
+    pub(crate) fn on_verdict(&self, verdict: ExtensionVerdict) {
+        telemetry::extended(self, verdict);
+        if matches!(verdict, ExtensionVerdict::Lost) {
+            self.ended.notify_waiters();
+        }
     }
 
     /// Gives the lock up for another process to attach. Returns the validity that is left.
@@ -268,15 +271,6 @@ impl LockInner {
     }
 }
 
-impl OnVerdict for LockInner {
-    fn on_verdict(&self, verdict: ExtensionVerdict) {
-        telemetry::extended(self, verdict);
-        if matches!(verdict, ExtensionVerdict::Lost) {
-            self.ended.notify_waiters();
-        }
-    }
-}
-
 impl Drop for LockInner {
     fn drop(&mut self) {
         self.shards.with_state(self.index, |state| state.forget(self.number));
@@ -292,7 +286,7 @@ pub(crate) async fn release_token(
     let (result, verdict) = oneshot::channel();
     shards.with_shard(shards.of(spec.name()), |state, ctx| {
         let release = state.machines.release_token(token, &Arc::new(spec), ctx);
-        state.await_release(release, result);
+        state.callers.releases.insert(release, result);
     });
     released(&shards.network, verdict.await.ok())
 }

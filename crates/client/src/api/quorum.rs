@@ -59,14 +59,14 @@ impl Quorum {
     }
 
     pub(crate) async fn start(
-        nodes: Vec<NodeInfo>,
+        nodes: Arc<[NodeInfo]>,
         expected_set: Option<String>,
         node_timeout: Option<Duration>,
         connect_timeout: Duration,
     ) -> Result<Self, ConnectError> {
         let majority = Majority::of(nodes.len()).ok_or(ConnectError::NoNodes)?;
         let mut names = HashSet::new();
-        for node in &nodes {
+        for node in nodes.iter() {
             if !names.insert(Arc::clone(&node.name)) {
                 return Err(ConnectError::DuplicateNode { node: node.name.to_string() });
             }
@@ -92,14 +92,15 @@ impl Quorum {
 
     /// Waits until a majority can vote or each node was tried, then briefly for the others.
     async fn settle(&self, majority: Majority, limit: Duration) {
-        let mut health = self.shards.network.health.clone();
-        let enough = health.wait_for(|health| health.settled || health.admitted >= majority.size());
+        let network = &self.shards.network;
+        let (view, mut changed) = (|| network.view.load(), network.changed.clone());
+        let enough = changed.wait_for(|()| {
+            let view = view();
+            view.settled || view.admitted >= majority.size()
+        });
         let _ = timeout(limit, enough).await;
-        let _ = timeout(
-            self.shards.network.typical_timeout(),
-            health.wait_for(|health| health.settled),
-        )
-        .await;
+        let stragglers = changed.wait_for(|()| view().settled);
+        let _ = timeout(network.typical_timeout(), stragglers).await;
     }
 
     /// Describes a lock on `key`, which may be any bytes and is the same on every node.
@@ -128,7 +129,7 @@ impl Quorum {
     /// Describes a lock on one of up to 64 keys: on the first that becomes free.
     ///
     /// Use it to take one of several resources that do the same work. The lock is an ordinary lock
-    /// on the key that [`Lock::key`](crate::Lock::key) returns. All clients should name the same
+    /// on the key that [`Lock::key`](crate::LockWatch::key) returns. All clients should name the same
     /// keys, in any order.
     ///
     /// ```no_run
@@ -199,8 +200,8 @@ impl Quorum {
     /// The state of the connection to each node, in the order in which the nodes were named.
     pub fn health(&self) -> Vec<NodeHealth> {
         let now = clock::now();
-        let health = self.shards.network.health.borrow();
-        let nodes = self.shards.network.nodes.iter().zip(&health.links).enumerate();
+        let view = self.shards.network.view.load();
+        let nodes = self.shards.network.nodes.iter().zip(&view.links).enumerate();
         let nodes = nodes.map(|(index, (node, link))| {
             let hello = link.hello.as_ref();
             NodeHealth {
@@ -426,7 +427,7 @@ impl Quorum {
     pub async fn flush(&self, limit: Duration) -> Result<(), FlushError> {
         self.shards.tasks.close();
         let done = timeout(limit, self.shards.tasks.wait()).await;
-        done.map_err(|_| FlushError { pending: self.shards.open_releases() })
+        done.map_err(|_| FlushError { pending: self.shards.tasks.len() })
     }
 }
 

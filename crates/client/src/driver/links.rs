@@ -24,6 +24,11 @@ pub(crate) struct NodeInfo {
 /// The nodes at one moment, with their connections.
 pub(crate) struct View {
     pub(crate) topology: Topology,
+    pub(crate) links: Vec<LinkHealth>,
+    /// Whether every node has been reached or has failed once.
+    pub(crate) settled: bool,
+    /// The number of nodes that can vote.
+    pub(crate) admitted: usize,
     /// The connections to each node that may carry requests.
     pub(crate) connections: Vec<Vec<OpenConnection>>,
 }
@@ -34,16 +39,6 @@ pub(crate) struct OpenConnection {
     /// Until when a replaced connection is kept for its requests in flight; `None` for the present
     /// one.
     until: Option<Moment>,
-}
-
-/// The state of the connections at one moment, for `connect` and `Quorum::health`.
-#[derive(Clone, Default)]
-pub(crate) struct Health {
-    pub(crate) links: Vec<LinkHealth>,
-    /// Whether every node has been reached or has failed once.
-    pub(crate) settled: bool,
-    /// The number of nodes that can vote.
-    pub(crate) admitted: usize,
 }
 
 /// Random numbers: from the operating system for tokens, and from a fast generator for pauses.
@@ -62,7 +57,7 @@ impl Random for SystemRandom {
 }
 
 /// An event of a connection. `Suspicion`: the node has left a request unanswered.
-pub(crate) enum LinkEvent {
+pub(super) enum LinkEvent {
     Connected { node: usize, connection: Arc<Connection>, hello: Hello },
     ConnectFailed { node: usize, connection: u64, error: NodeError },
     Closed { node: usize, connection: u64 },
@@ -71,52 +66,48 @@ pub(crate) enum LinkEvent {
 }
 
 /// The driver of [`Links`], whose state it publishes.
-struct Supervisor {
+pub(super) struct Supervisor {
     links: Links,
     client_state: Arc<ClientState>,
-    names: Vec<Arc<str>>,
-    endpoints: Vec<Endpoint>,
+    nodes: Arc<[NodeInfo]>,
     /// By node and number of the connection.
     connecting: HashMap<(usize, u64), AbortOnDropHandle<()>>,
     connections: Vec<Vec<OpenConnection>>,
     pings: JoinSet<()>,
     events: mpsc::UnboundedSender<LinkEvent>,
     view: Arc<ArcSwap<View>>,
-    health: watch::Sender<Health>,
-}
-
-/// Returns the driver of the connections, and the state that the driver publishes.
-pub(crate) fn supervise(
-    nodes: &[NodeInfo],
-    expected_set: Option<String>,
-    client_state: &Arc<ClientState>,
-    events: mpsc::UnboundedSender<LinkEvent>,
-    received: mpsc::UnboundedReceiver<LinkEvent>,
-) -> (Arc<ArcSwap<View>>, watch::Receiver<Health>, impl Future<Output = ()> + Send + 'static) {
-    let names: Vec<_> = nodes.iter().map(|node| Arc::clone(&node.name)).collect();
-    let links = Links::new(names.iter().cloned(), expected_set, clock::now());
-    let connections = vec![Vec::new(); nodes.len()];
-    let view = View { topology: links.topology(), connections: connections.clone() };
-    let view = Arc::new(ArcSwap::from_pointee(view));
-    let (health, watched) = watch::channel(Health::default());
-    let supervisor = Supervisor {
-        links,
-        client_state: Arc::clone(client_state),
-        names,
-        endpoints: nodes.iter().map(|node| node.endpoint.clone()).collect(),
-        connecting: HashMap::new(),
-        connections,
-        pings: JoinSet::new(),
-        events,
-        view: Arc::clone(&view),
-        health,
-    };
-    supervisor.publish();
-    (view, watched, supervisor.run(received))
+    changed: watch::Sender<()>,
 }
 
 impl Supervisor {
-    async fn run(mut self, mut received: mpsc::UnboundedReceiver<LinkEvent>) {
+    pub(super) fn new(
+        nodes: &Arc<[NodeInfo]>,
+        expected_set: Option<String>,
+        client_state: &Arc<ClientState>,
+        events: mpsc::UnboundedSender<LinkEvent>,
+    ) -> Self {
+        let names = nodes.iter().map(|node| Arc::clone(&node.name));
+        let links = Links::new(names, expected_set, clock::now());
+        let connections = vec![Vec::new(); nodes.len()];
+        let view = View::of(&links, &connections);
+        Self {
+            links,
+            client_state: Arc::clone(client_state),
+            nodes: Arc::clone(nodes),
+            connecting: HashMap::new(),
+            connections,
+            pings: JoinSet::new(),
+            events,
+            view: Arc::new(ArcSwap::from_pointee(view)),
+            changed: watch::Sender::default(),
+        }
+    }
+
+    pub(super) fn view(&self) -> (Arc<ArcSwap<View>>, watch::Receiver<()>) {
+        (Arc::clone(&self.view), self.changed.subscribe())
+    }
+
+    pub(super) async fn run(mut self, mut received: mpsc::UnboundedReceiver<LinkEvent>) {
         loop {
             self.links.handle_timeout(clock::now(), &self.client_state, &mut SystemRandom);
             self.act();
@@ -179,12 +170,13 @@ impl Supervisor {
             }
         }
         if changed {
-            self.publish();
+            self.view.store(Arc::new(View::of(&self.links, &self.connections)));
+            self.changed.send_replace(());
         }
     }
 
     fn connect(&mut self, node: usize, connection: u64) {
-        let (endpoint, events) = (self.endpoints[node].clone(), self.events.clone());
+        let (endpoint, events) = (self.nodes[node].endpoint.clone(), self.events.clone());
         let (close_events, client_state) = (events.clone(), Arc::clone(&self.client_state));
         let task = tokio::spawn(async move {
             let on_close = move || {
@@ -222,22 +214,10 @@ impl Supervisor {
         replaced.chain(self.links.poll_timeout()).reduce(Moment::earlier)
     }
 
-    fn publish(&self) {
-        self.view.store(Arc::new(View {
-            topology: self.links.topology(),
-            connections: self.connections.clone(),
-        }));
-        self.health.send_replace(Health {
-            links: self.links.health(),
-            settled: self.links.has_tried_all(),
-            admitted: self.links.admitted(),
-        });
-    }
-
     fn log(&self, notice: &Notice) {
         match notice {
             Notice::Restarted { node } => tracing::warn!(
-                node = %self.names[*node],
+                node = %self.nodes[*node].name,
                 "the server was restarted: it may have forgotten locks"
             ),
             Notice::NoSet => tracing::warn!(
@@ -245,8 +225,20 @@ impl Supervisor {
                  noticed: set lock.set on every node"
             ),
             Notice::NotAdmitted { node, error } => {
-                tracing::warn!(node = %self.names[*node], %error, "the node does not vote");
+                tracing::warn!(node = %self.nodes[*node].name, %error, "the node does not vote");
             }
+        }
+    }
+}
+
+impl View {
+    fn of(links: &Links, connections: &[Vec<OpenConnection>]) -> Self {
+        Self {
+            topology: links.topology(),
+            links: links.health(),
+            settled: links.has_tried_all(),
+            admitted: links.admitted(),
+            connections: connections.to_vec(),
         }
     }
 }

@@ -13,5 +13,5 @@ mod timers;
 
 pub(crate) use links::NodeInfo;
 pub(crate) use network::Network;
-pub(crate) use shards::{OnVerdict, ReleaseResult, Shards, State};
+pub(crate) use shards::{ReleaseResult, Shards, State};
 pub(crate) use timers::sleep_until;

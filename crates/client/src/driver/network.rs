@@ -9,9 +9,9 @@ use quorlock_core::quorum::Majority;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::AbortOnDropHandle;
 
-use super::links::{Health, LinkEvent, NodeInfo, SystemRandom, View, supervise};
+use super::links::{LinkEvent, NodeInfo, Supervisor, SystemRandom, View};
 use crate::transport::Connection;
 use crate::{NodeAnswer, NodeAnswers, clock};
 
@@ -20,47 +20,40 @@ const LIMITS_TTL: Ttl = Ttl::DEFAULT;
 
 /// The nodes of a client and its connections, which stay open while this exists.
 pub(crate) struct Network {
-    pub(crate) nodes: Vec<NodeInfo>,
+    pub(crate) nodes: Arc<[NodeInfo]>,
     pub(crate) client_state: Arc<ClientState>,
     pub(crate) runtime: Handle,
     /// The time limit per node that the program set for all locks of the client.
     pub(crate) node_timeout: Option<Duration>,
     pub(crate) view: Arc<ArcSwap<View>>,
-    pub(crate) health: watch::Receiver<Health>,
+    /// Tells of each new view.
+    pub(crate) changed: watch::Receiver<()>,
     events: mpsc::UnboundedSender<LinkEvent>,
-    /// Closes the connections when it is dropped.
-    _close_connections: DropGuard,
+    _supervisor: AbortOnDropHandle<()>,
 }
 
 impl Network {
     pub(crate) fn start(
-        nodes: Vec<NodeInfo>,
+        nodes: Arc<[NodeInfo]>,
         majority: Majority,
         expected_set: Option<String>,
         node_timeout: Option<Duration>,
         runtime: Handle,
     ) -> Arc<Self> {
-        let stop = CancellationToken::new();
         let (events, received) = mpsc::unbounded_channel();
         let client_state = Arc::new(ClientState::new(majority));
-        let supervised = supervise(&nodes, expected_set, &client_state, events.clone(), received);
-        let (view, health, links) = supervised;
-        let stopped = stop.clone();
-        runtime.spawn(async move {
-            tokio::select! {
-                () = links => {}
-                () = stopped.cancelled() => {}
-            }
-        });
+        let supervisor = Supervisor::new(&nodes, expected_set, &client_state, events.clone());
+        let (view, changed) = supervisor.view();
+        let supervisor = runtime.spawn(supervisor.run(received));
         Arc::new(Self {
             nodes,
             client_state,
             runtime,
             node_timeout,
             view,
-            health,
+            changed,
             events,
-            _close_connections: stop.drop_guard(),
+            _supervisor: AbortOnDropHandle::new(supervisor),
         })
     }
 

@@ -6,7 +6,6 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::mem;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
@@ -16,12 +15,13 @@ use quorlock_core::client::{
 use quorlock_core::quorum::{ExtensionVerdict, Moment, ReleaseVerdict};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::network::Network;
 use super::timers::{ByNumber, Timers};
+use crate::api::LockInner;
 use crate::transport::{Inbox, Outgoing, Ticket};
 use crate::{clock, telemetry};
 
@@ -43,51 +43,48 @@ pub(crate) struct Shards {
     pub(crate) tasks: TaskTracker,
     drivers: Vec<ShardDriver>,
     hasher: RandomState,
-    timekeeper: Arc<Timekeeper>,
-    /// Ends the timekeeper when it is dropped.
-    _stop: DropGuard,
 }
 
 /// One shard of a client.
 struct ShardDriver {
     state: Mutex<State>,
     inbox: Mutex<Vec<(u64, Response)>>,
-    /// When its next timer fires, in nanoseconds of the clock that stops while the computer sleeps.
-    next: AtomicU64,
+    /// Wakes the task that fires the timers.
+    wake: Arc<Notify>,
 }
 
 /// What the mutex of a shard protects.
 pub(crate) struct State {
     pub(crate) machines: Shard,
     timers: Timers,
-    /// The callers that wait, by the number of the call.
-    calls: ByNumber<oneshot::Sender<CallResult>>,
+    /// When the task that fires the timers wakes by itself; zero while it is awake.
+    wakes_at: Duration,
+    pub(crate) callers: Callers,
     /// The locks that are told of their extensions.
-    locks: ByNumber<Weak<dyn OnVerdict>>,
-    /// The callers that wait for a verdict on a round of a lock or a later one.
-    rounds: Vec<(u64, u32, oneshot::Sender<ExtensionVerdict>)>,
-    verdicts: ByNumber<oneshot::Sender<ReleaseResult>>,
+    pub(crate) locks: ByNumber<Weak<LockInner>>,
     /// The WAITs whose connections are being opened.
     opening: ByNumber<AbortHandle>,
-    /// How many releases are not over, and what they keep.
-    releases: usize,
-    kept: Option<OpenReleases>,
-    /// Room for the content of the inbox.
-    arrived: Vec<(u64, Response)>,
     /// The last encoded request, for reuse: most requests go to several nodes.
     last_built: Option<(Request, Arc<Spec>, Outgoing)>,
-    /// Whether the runtime has ended. Then no timer fires.
+    /// Whether the runtime has ended. Then no timer fires, so nothing waits for a result.
     is_closed: bool,
 }
 
-/// A lock that is told of its extensions.
-pub(crate) trait OnVerdict: Send + Sync {
-    /// Called after the machines, without their mutex.
-    fn on_verdict(&self, verdict: ExtensionVerdict);
+/// Who waits for the machines of a shard.
+#[derive(Default)]
+pub(crate) struct Callers {
+    /// By the number of the call.
+    pub(crate) calls: ByNumber<oneshot::Sender<CallResult>>,
+    /// For a verdict on this round of this lock, or a later one.
+    pub(crate) rounds: Vec<(u64, u32, oneshot::Sender<ExtensionVerdict>)>,
+    /// By the number of the release.
+    pub(crate) releases: ByNumber<oneshot::Sender<ReleaseResult>>,
+    /// By the number of each release that is not over.
+    open_releases: ByNumber<OpenRelease>,
 }
 
-/// Releases keep the client's connections open, and `flush` waits for them.
-struct OpenReleases {
+/// Until a release is over, the client's connections stay open, and `flush` waits for it.
+struct OpenRelease {
     _shards: Arc<Shards>,
     _tracked: TaskTrackerToken,
 }
@@ -97,41 +94,29 @@ enum News {
     Call(oneshot::Sender<CallResult>, CallResult),
     Release(oneshot::Sender<ReleaseResult>, ReleaseResult),
     Round(oneshot::Sender<ExtensionVerdict>, ExtensionVerdict),
-    Lock(Weak<dyn OnVerdict>, ExtensionVerdict),
-    /// No release is open any more. To drop this may end the client.
-    ReleasesOver {
-        _kept: OpenReleases,
+    Lock(Weak<LockInner>, ExtensionVerdict),
+    /// Nothing waits any more. To drop this may end the client.
+    Over {
+        _callers: Box<Callers>,
     },
-}
-
-/// Wakes the task that keeps the timers of all shards.
-#[derive(Default)]
-struct Timekeeper {
-    notify: Notify,
-    /// When the task wakes by itself, in nanoseconds of the clock that stops while the computer
-    /// sleeps; 0 while it is awake.
-    wakes_at: AtomicU64,
+    ReleaseOver {
+        _open: OpenRelease,
+    },
 }
 
 impl ShardDriver {
     fn new() -> Self {
-        let machines = Shard::new(limits::LOCAL_QUEUES_MAX / SHARDS);
         let state = State {
-            machines,
+            machines: Shard::new(limits::LOCAL_QUEUES_MAX / SHARDS),
             timers: Timers::default(),
-            calls: ByNumber::default(),
+            wakes_at: Duration::ZERO,
+            callers: Callers::default(),
             locks: ByNumber::default(),
-            rounds: Vec::new(),
-            verdicts: ByNumber::default(),
             opening: ByNumber::default(),
-            releases: 0,
-            kept: None,
-            arrived: Vec::new(),
             last_built: None,
             is_closed: false,
         };
-        let next = AtomicU64::new(u64::MAX);
-        Self { state: Mutex::new(state), inbox: Mutex::default(), next }
+        Self { state: Mutex::new(state), inbox: Mutex::default(), wake: Arc::default() }
     }
 
     fn inbox(&self) -> MutexGuard<'_, Vec<(u64, Response)>> {
@@ -141,17 +126,16 @@ impl ShardDriver {
 
 impl Shards {
     pub(crate) fn start(network: Arc<Network>) -> Arc<Self> {
-        let (stop, timekeeper) = (CancellationToken::new(), Arc::<Timekeeper>::default());
         let shards = Arc::new(Self {
             network,
             tasks: TaskTracker::new(),
             drivers: (0..SHARDS).map(|_| ShardDriver::new()).collect(),
             hasher: RandomState::new(),
-            timekeeper: Arc::clone(&timekeeper),
-            _stop: stop.clone().drop_guard(),
         });
-        let guard = CloseShards(Arc::downgrade(&shards));
-        shards.network.runtime.spawn(Self::keep_time(guard, timekeeper, stop));
+        for (index, driver) in shards.drivers.iter().enumerate() {
+            let timekeeper = Timekeeper { shards: Arc::downgrade(&shards), index };
+            shards.network.runtime.spawn(timekeeper.run(Arc::clone(&driver.wake)));
+        }
         shards
     }
 
@@ -159,11 +143,6 @@ impl Shards {
     pub(crate) fn of(&self, keys: &Keys) -> usize {
         let hash = self.hasher.hash_one(keys);
         usize::try_from(hash % SHARDS as u64).unwrap_or_default()
-    }
-
-    /// How many releases are not over.
-    pub(crate) fn open_releases(self: &Arc<Self>) -> usize {
-        (0..SHARDS).map(|index| self.with_state(index, |state| state.releases)).sum()
     }
 
     /// Locks a shard. Afterwards, handles the responses that arrived meanwhile.
@@ -187,8 +166,8 @@ impl Shards {
     ) -> T {
         let mut news = Vec::new();
         let result = self.with_state(index, |state| {
-            let result = self.network.with_context(|ctx| event(state, ctx));
-            state.act(self, index, &mut news);
+            let (result, now) = self.network.with_context(|ctx| (event(state, ctx), ctx.now));
+            state.act(self, index, now, &mut news);
             result
         });
         tell(news);
@@ -212,77 +191,18 @@ impl Shards {
                     None => return,
                 },
             };
-            let mut arrived = mem::take(&mut state.arrived);
-            mem::swap(&mut arrived, &mut *shard.inbox());
-            arrived.extend(response.take());
+            let arrived = mem::take(&mut *shard.inbox());
             let mut news = Vec::new();
-            for (number, response) in arrived.drain(..) {
-                let handle = |ctx: &mut Context<'_>| {
+            for (number, response) in arrived.into_iter().chain(response.take()) {
+                let now = self.network.with_context(|ctx| {
                     state.machines.handle_response(number, &response, ctx);
-                };
-                self.network.with_context(handle);
-                state.act(self, index, &mut news);
+                    ctx.now
+                });
+                state.act(self, index, now, &mut news);
             }
-            state.arrived = arrived;
             drop(state);
             tell(news);
         }
-    }
-
-    /// Fires the timers of all machines until the client is gone or the runtime ends.
-    async fn keep_time(guard: CloseShards, timekeeper: Arc<Timekeeper>, stop: CancellationToken) {
-        // The two clocks move apart while the computer sleeps.
-        let mut slept = Duration::ZERO;
-        loop {
-            // The task is awake, and looks at all shards.
-            timekeeper.wakes_at.store(0, Ordering::SeqCst);
-            let Some(shards) = guard.0.upgrade() else { return };
-            let now = clock::now();
-            let apart = now.boot.saturating_sub(now.raw);
-            let has_slept = apart > slept + Duration::from_millis(1);
-            if has_slept {
-                slept = apart;
-                for (index, shard) in shards.drivers.iter().enumerate() {
-                    shards.with_state(index, |state| {
-                        state.timers.set_apart(apart);
-                        state.show_next_timer(shard);
-                    });
-                }
-            }
-            shards.fire_timers(now, has_slept);
-            let next = shards.next_timer();
-            timekeeper.wakes_at.store(next, Ordering::SeqCst);
-            if shards.next_timer() < next {
-                // It was set while the task was awake.
-                continue;
-            }
-            drop(shards);
-            let pause = Duration::from_nanos(next.saturating_sub(nanos(clock::now().raw)));
-            tokio::select! {
-                () = timekeeper.notify.notified() => {}
-                () = tokio::time::sleep(pause.min(CHECK_EVERY)), if next < u64::MAX => {}
-                () = stop.cancelled() => return,
-            }
-        }
-    }
-
-    /// Fires all timers that are due.
-    fn fire_timers(self: &Arc<Self>, now: Moment, has_slept: bool) {
-        for (index, shard) in self.drivers.iter().enumerate() {
-            if has_slept || shard.next.load(Ordering::SeqCst) <= nanos(now.raw) {
-                for machine in self.with_state(index, |state| state.timers.take_due(now)) {
-                    self.with_shard(index, |state, ctx| {
-                        state.machines.handle_timeout(machine, ctx);
-                    });
-                }
-            }
-        }
-    }
-
-    /// When the next timer fires, in nanoseconds.
-    fn next_timer(&self) -> u64 {
-        let next = self.drivers.iter().map(|shard| shard.next.load(Ordering::SeqCst));
-        next.min().unwrap_or(u64::MAX)
     }
 
     /// Gets a connection for a WAIT, and sends the WAIT if a machine still needs it.
@@ -321,62 +241,66 @@ impl Inbox for Shards {
     }
 }
 
-/// Ends all calls of a client whose runtime has ended.
-struct CloseShards(Weak<Shards>);
+/// The task that fires the timers of a shard. If it ends before the client, the runtime has ended,
+/// and so have all calls.
+struct Timekeeper {
+    shards: Weak<Shards>,
+    index: usize,
+}
 
-impl Drop for CloseShards {
-    fn drop(&mut self) {
-        let Some(shards) = self.0.upgrade() else { return };
-        for index in 0..SHARDS {
-            let ended = shards.with_state(index, |state| {
-                state.is_closed = true;
-                let calls = (mem::take(&mut state.calls), mem::take(&mut state.rounds));
-                (calls, mem::take(&mut state.verdicts), state.kept.take())
+impl Timekeeper {
+    async fn run(self, wake: Arc<Notify>) {
+        let mut slept = Duration::ZERO;
+        loop {
+            let Some(shards) = self.shards.upgrade() else { return };
+            let now = clock::now();
+            // The two clocks move apart while the computer sleeps.
+            let apart = now.boot.saturating_sub(now.raw);
+            let has_slept = apart > slept + Duration::from_millis(1);
+            let by = if has_slept { Duration::MAX } else { now.raw };
+            slept = slept.max(apart);
+            let due = shards.with_state(self.index, |state| {
+                state.wakes_at = Duration::ZERO;
+                state.timers.take_due(by)
             });
-            // To drop the last of these may end the client.
-            drop(ended);
+            for machine in due {
+                shards.with_shard(self.index, |state, ctx| {
+                    state.machines.handle_timeout(machine, ctx);
+                });
+            }
+            let next = shards.with_state(self.index, |state| {
+                state.wakes_at = state.timers.next();
+                state.wakes_at
+            });
+            drop(shards);
+            let pause = next.saturating_sub(clock::now().raw).min(CHECK_EVERY);
+            tokio::select! {
+                () = wake.notified() => {}
+                () = sleep(pause), if next < Duration::MAX => {}
+            }
         }
     }
 }
 
+impl Drop for Timekeeper {
+    fn drop(&mut self) {
+        if let Some(shards) = self.shards.upgrade() {
+            shards.with_shard(self.index, |state, _| state.is_closed = true);
+        }
+    }
+}
+
+impl Drop for Shards {
+    fn drop(&mut self) {
+        // The timekeepers end.
+        self.drivers.iter().for_each(|driver| driver.wake.notify_one());
+    }
+}
+
 impl State {
-    /// Tells this caller the result of a call that has just begun. The caller gets none if the
-    /// runtime has ended: no timer would end the call.
-    pub(crate) fn await_call(&mut self, call: u64, caller: oneshot::Sender<CallResult>) {
-        if !self.is_closed {
-            self.calls.insert(call, caller);
-        }
-    }
-
-    /// Tells this caller the verdict on a round that has just begun. As
-    /// [`await_call`](Self::await_call).
-    pub(crate) fn await_round(
-        &mut self,
-        lock: u64,
-        round: u32,
-        caller: oneshot::Sender<ExtensionVerdict>,
-    ) {
-        if !self.is_closed {
-            self.rounds.push((lock, round, caller));
-        }
-    }
-
-    /// Tells this caller the verdict on a release that has just begun. As
-    /// [`await_call`](Self::await_call).
-    pub(crate) fn await_release(&mut self, release: u64, caller: oneshot::Sender<ReleaseResult>) {
-        if !self.is_closed {
-            self.verdicts.insert(release, caller);
-        }
-    }
-
-    /// Tells this lock the verdicts on its extensions.
-    pub(crate) fn observe(&mut self, lock: u64, observer: Weak<dyn OnVerdict>) {
-        self.locks.insert(lock, observer);
-    }
-
     /// Ends a call that its caller does not await any more.
     pub(crate) fn cancel(&mut self, call: u64, ctx: &mut Context<'_>) {
-        self.calls.remove(&call);
+        self.callers.calls.remove(&call);
         self.machines.cancel(call, ctx);
     }
 
@@ -387,7 +311,7 @@ impl State {
     }
 
     /// Carries out all actions of the machines.
-    fn act(&mut self, shards: &Arc<Shards>, index: usize, news: &mut Vec<News>) {
+    fn act(&mut self, shards: &Arc<Shards>, index: usize, now: Moment, news: &mut Vec<News>) {
         while let Some(action) = self.machines.poll() {
             match action {
                 ShardAction::Send { number, node, connection, request, spec, .. } => {
@@ -405,16 +329,16 @@ impl State {
                         opening.abort();
                     }
                 }
-                ShardAction::Timer(machine, at) => self.timers.set(machine, at),
+                ShardAction::Timer(machine, at) => self.timers.set(machine, at, now),
                 ShardAction::Suspect { node, connection } => {
                     shards.network.suspect(node, connection);
                 }
                 ShardAction::Acquired { call, attempts } => {
-                    let caller = self.calls.remove(&call);
+                    let caller = self.callers.calls.remove(&call);
                     news.extend(caller.map(|caller| News::Call(caller, Ok(attempts))));
                 }
                 ShardAction::Failed { call, failure } => {
-                    let caller = self.calls.remove(&call);
+                    let caller = self.callers.calls.remove(&call);
                     news.extend(caller.map(|caller| News::Call(caller, Err(failure))));
                 }
                 ShardAction::Extended { lock, round, verdict } => {
@@ -422,47 +346,40 @@ impl State {
                         |(of, awaited, _): &mut (u64, u32, _)| *of == lock && *awaited <= round;
                     let observer = self.locks.get(&lock).cloned();
                     news.extend(observer.map(|lock| News::Lock(lock, verdict)));
-                    let answered = self.rounds.extract_if(.., answered);
+                    let answered = self.callers.rounds.extract_if(.., answered);
                     news.extend(answered.map(|(_, _, caller)| News::Round(caller, verdict)));
                 }
                 ShardAction::Repaired(granted) => telemetry::repaired(granted),
-                ShardAction::Releases { .. } => {
-                    self.releases += 1;
-                    if !self.is_closed && self.kept.is_none() {
-                        self.kept = Some(OpenReleases {
-                            _shards: Arc::clone(shards),
-                            _tracked: shards.tasks.token(),
-                        });
-                    }
+                ShardAction::Releases { release, .. } => {
+                    let (_shards, _tracked) = (Arc::clone(shards), shards.tasks.token());
+                    let open = OpenRelease { _shards, _tracked };
+                    self.callers.open_releases.insert(release, open);
                 }
                 ShardAction::Released(number) => {
                     let Some(release) = self.machines.release_of(number) else { continue };
                     if let (Some(verdict), Some(caller)) =
-                        (release.verdict(), self.verdicts.remove(&number))
+                        (release.verdict(), self.callers.releases.remove(&number))
                     {
                         let answers = release.answers().cloned().collect();
                         news.push(News::Release(caller, (verdict, answers)));
                     }
                 }
                 ShardAction::ReleaseOver(number) => {
-                    if self.machines.take_release(number).is_some() {
-                        self.releases -= 1;
-                    }
-                    self.verdicts.remove(&number);
+                    self.machines.take_release(number);
+                    self.callers.releases.remove(&number);
+                    let open = self.callers.open_releases.remove(&number);
+                    news.extend(open.map(|open| News::ReleaseOver { _open: open }));
                 }
             }
         }
-        if self.releases == 0 {
-            news.extend(self.kept.take().map(|kept| News::ReleasesOver { _kept: kept }));
+        if self.is_closed {
+            news.push(News::Over { _callers: Box::new(mem::take(&mut self.callers)) });
         }
-        let next = self.show_next_timer(&shards.drivers[index]);
-        shards.timekeeper.wake_at(next);
-    }
-
-    fn show_next_timer(&self, shard: &ShardDriver) -> u64 {
-        let next = self.timers.next().map_or(u64::MAX, nanos);
-        shard.next.store(next, Ordering::SeqCst);
-        next
+        let next = self.timers.next();
+        if next < self.wakes_at {
+            self.wakes_at = next;
+            shards.drivers[index].wake.notify_one();
+        }
     }
 
     fn encode(&mut self, request: Request, spec: Arc<Spec>) -> Outgoing {
@@ -491,20 +408,7 @@ fn tell(news: Vec<News>) {
                     lock.on_verdict(verdict);
                 }
             }
-            News::ReleasesOver { .. } => {}
+            News::Over { .. } | News::ReleaseOver { .. } => {}
         }
     }
-}
-
-impl Timekeeper {
-    /// Makes the task wake at this time, or earlier.
-    fn wake_at(&self, at: u64) {
-        if at < self.wakes_at.fetch_min(at, Ordering::SeqCst) {
-            self.notify.notify_one();
-        }
-    }
-}
-
-fn nanos(at: Duration) -> u64 {
-    u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
 }
