@@ -38,21 +38,27 @@ impl Outgoing {
             Ok(value) => value,
             Err(error) => return read_refusal(&error),
         };
-        match (self.command, value) {
-            (
-                Command::Acquire { .. } | Command::Extend { .. } | Command::SwapToken { .. },
-                value,
-            ) => read_fence(value),
-            (Command::Wait { .. } | Command::AcquireAny { .. }, value @ Value::Array(_)) => {
-                self.read_grant(value).unwrap_or(Response::Failed(NodeError::UnexpectedReply))
-            }
-            (Command::Wait { .. } | Command::AcquireAny { .. } | Command::Yield, Value::Nil)
-            | (Command::Release, Value::Int(0)) => Response::No,
+        self.read_value(value).unwrap_or(Response::Failed(NodeError::UnexpectedReply))
+    }
+
+    /// `None` if the reply is not one to this command.
+    fn read_value(&self, value: Value) -> Option<Response> {
+        Some(match (self.command, value) {
+            (Command::Release, Value::Int(0)) => Response::No,
             (Command::Yield, Value::Int(0)) => Response::Kept,
             (Command::Release | Command::Yield, Value::Int(1))
             | (Command::Ping, Value::SimpleString(_)) => Response::Yes,
-            _ => Response::Failed(NodeError::UnexpectedReply),
-        }
+            (Command::Release | Command::Ping, _) => return None,
+            (_, Value::Nil) => Response::No,
+            (Command::Wait { .. } | Command::AcquireAny { .. }, value @ Value::Array(_)) => {
+                return self.read_grant(value);
+            }
+            (
+                Command::Acquire { .. } | Command::Extend { .. } | Command::SwapToken { .. },
+                Value::Int(fence),
+            ) => Response::Fence(Fence::new(u64::try_from(fence).ok()?)?),
+            _ => return None,
+        })
     }
 
     /// Reads a grant: the fence, and if the reply has them, the time waited and the key.
@@ -161,19 +167,6 @@ fn with_count(keys: &Keys, name: &str) -> Cmd {
 fn empty(keys: &Keys) -> Cmd {
     let key_bytes: usize = keys.iter().map(<[u8]>::len).sum();
     Cmd::with_capacity(OTHER_ARGS + keys.len(), OTHER_BYTES + key_bytes)
-}
-
-/// Reads the reply to ACQUIRE without WAIT, or to EXTEND.
-fn read_fence(value: Value) -> Response {
-    match value {
-        Value::Int(fence) => match u64::try_from(fence).ok().and_then(Fence::new) {
-            Some(fence) => Response::Fence(fence),
-            None => Response::Failed(NodeError::UnexpectedReply),
-        },
-        Value::Nil => Response::No,
-        Value::ServerError(error) => read_refusal(&error.into()),
-        _ => Response::Failed(NodeError::UnexpectedReply),
-    }
 }
 
 /// Reads an error reply: `HELD number older` or `HELD number younger` is a refusal, and no failure.

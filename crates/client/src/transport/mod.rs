@@ -3,11 +3,10 @@
 mod batches;
 mod command;
 mod connection;
-mod inspection;
+mod operator;
 mod port_protocol;
 #[cfg(test)]
 mod protocol_vectors;
-mod revocation;
 mod ticket;
 mod wait_connection_pool;
 

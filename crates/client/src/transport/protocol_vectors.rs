@@ -61,7 +61,8 @@ fn spec(name: &str, keys: Keys, ttl: Ttl, owner: Option<String>) -> Spec {
     }
 }
 
-fn command(mut case: Fields) {
+/// Takes the parts of a request from a vector, and encodes the request.
+fn outgoing(case: &mut Fields) -> Outgoing {
     let name = case.text("request");
     let keys = case.keys();
     let ttl = Ttl::from_ms(case.number("ttl_ms")).unwrap();
@@ -82,8 +83,11 @@ fn command(mut case: Fields) {
         "ping" => Command::Ping,
         other => panic!("{other}"),
     };
-    let outgoing = Outgoing::new(&spec, &Request { token, command });
-    let sent = vec![arguments(&outgoing.packet)];
+    Outgoing::new(&spec, &Request { token, command })
+}
+
+fn command(mut case: Fields) {
+    let sent = vec![arguments(&outgoing(&mut case).packet)];
     let expected = case.take("sent");
     let expected: Vec<Vec<_>> = (expected.as_array().unwrap().iter())
         .map(|arguments| arguments.as_array().unwrap().iter().map(bytes).collect())
@@ -99,30 +103,19 @@ fn arguments(command: &::redis::Cmd) -> Vec<Vec<u8>> {
     command.args_iter().map(argument).collect()
 }
 
-/// A request of this name. Its contents do not matter for the reply.
-fn outgoing(name: &str) -> Outgoing {
-    let fence = Fence::new(7).unwrap();
-    let command = match name {
-        "acquire" | "share" => Command::Acquire { fence },
-        "wait" | "wait to share" | "wait for any" => {
-            Command::Wait { fence, wait: Duration::from_secs(1) }
-        }
-        "acquire any" => Command::AcquireAny { fence },
-        "extend" | "become shared" => Command::Extend { fence: None },
-        "store fence" => Command::Extend { fence: Some(fence) },
-        "swap token" => Command::SwapToken { new: Token::of_bits(2) },
-        "release" => Command::Release,
-        "yield" => Command::Yield,
-        "ping" => Command::Ping,
-        other => panic!("{other}"),
-    };
-    let keys: &[&str] = if name.ends_with(" any") { &["s:00", "s:01"] } else { &["k"] };
-    let spec = spec(name, Keys::from_iter(keys), Ttl::from_ms(1000).unwrap(), None);
-    Outgoing::new(&spec, &Request { token: Token::of_bits(1), command })
+/// A request of this name. Its other parts do not matter for the reply.
+fn request(name: &str) -> Outgoing {
+    let mut case = Fields::of(&serde_json::json!({
+        "request": name, "keys": ["s:00", "s:01"], "owner": null, "ttl_ms": 1000, "wait_ms": 1000,
+        "fence": 7, "token": "0".repeat(32), "new_token": "1".repeat(32),
+    }));
+    let outgoing = outgoing(&mut case);
+    case.left.clear();
+    outgoing
 }
 
 fn reply(mut case: Fields) {
-    let outgoing = outgoing(&case.text("request"));
+    let outgoing = request(&case.text("request"));
     let response = outgoing.read(::redis::parse_redis_value(case.text("reply").as_bytes()));
     let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap();
     let means = match response {
@@ -150,7 +143,7 @@ fn error(mut case: Fields) {
     let reply = format!("-{}\r\n", case.text("error"));
     let (kind, permanent) = (case.text("kind"), case.take("permanent").as_bool().unwrap());
     for request in ["acquire", "wait", "extend", "release", "yield"] {
-        let response = outgoing(request).read(::redis::parse_redis_value(reply.as_bytes()));
+        let response = self::request(request).read(::redis::parse_redis_value(reply.as_bytes()));
         let Response::Failed(error) = response else { panic!("{response:?}: {}", case.text) };
         let found = match &error {
             NodeError::Abstains { .. } => "abstains",
