@@ -22,6 +22,8 @@ fn life_of_a_lock() {
     assert!(matches!(held, Err(AcquireError::Held { .. })), "{held:?}");
     lock.extend().unwrap();
     lock.renew();
+    let text = lock.detach().to_secret_text();
+    let lock = quorum.attach(text.parse().unwrap()).unwrap();
     assert_eq!(lock.release().unwrap(), Released::Released);
     drop(quorum.lock("k").acquire().unwrap());
     eventually(PATIENCE, "a dropped lock is released", || nodes_holding(&nodes, "k") == 0);
@@ -65,15 +67,6 @@ fn blocking_run_returns_the_result_and_reports_a_lost_lock() {
     };
     let told = told.unwrap();
     assert!(told.contains("no majority of the nodes holds the lock any more"), "{told}");
-}
-
-#[test]
-fn blocking_lock_is_detached_and_attached_from_its_text() {
-    let (nodes, giver) = quorum();
-    let taker = connect_blocking(nodes.urls());
-    let text = giver.lock("k").acquire().unwrap().detach().to_secret_text();
-    let lock = taker.attach(text.parse().unwrap()).unwrap();
-    assert_eq!(lock.release().unwrap(), Released::Released);
 }
 
 #[test]

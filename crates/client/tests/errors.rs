@@ -6,10 +6,9 @@
 //! operators.rs of `InspectError`, `RevokeError`, `ScanError` and the errors `Revoked`.
 //!
 //! These errors have no example: `NoThread`, which needs a system that cannot start a thread;
-//! `QueueFull`, after which the client makes a new attempt; `AwaitsMajority`; `HeldByLostRequest`.
+//! `QueueFull`, after which the client makes a new attempt; `AwaitsMajority`; `HeldByLostRequest`;
+//! `UnexpectedReply`, of which the test vectors of the protocol have examples.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{TcpListener, TcpStream};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::thread;
@@ -235,9 +234,6 @@ async fn node_that_cannot_be_reached_in_time_is_down_silent_or_too_far() {
 
 #[tokio::test]
 async fn node_that_may_not_vote_says_why() {
-    let started = Server::with_module().arg("lock.rejoin-delay", 30_000).start().unwrap();
-    assert!(matches!(server_error(&started).await, NodeError::Abstains { .. }));
-
     let cluster = Server::builder().arg("cluster-enabled", "yes").start().unwrap();
     assert_eq!(server_error(&cluster).await, NodeError::WrongMode { mode: "cluster".into() });
 
@@ -250,21 +246,18 @@ async fn node_that_may_not_vote_says_why() {
 }
 
 #[tokio::test]
-async fn key_of_another_type_is_refused_with_the_answer_of_the_node() {
+async fn refused_request_names_the_reason_of_the_node() {
+    let server = Server::with_module().arg("lock.max-ttl", 9000).start().unwrap();
+    let error = server_error(&server).await;
+    assert_eq!(error, NodeError::TtlTooLong { max_ms: 9000 });
+    assert!(error.is_permanent());
+
     let server = Server::with_module().start().unwrap();
     let _: () = server.connection().rpush("k", "x").unwrap();
     let NodeError::ErrorReply(words) = server_error(&server).await else {
         panic!("the key is a list")
     };
     assert!(words.starts_with("WRONGTYPE "), "{words}");
-}
-
-#[tokio::test]
-async fn ttl_above_the_limit_of_a_node_names_the_limit() {
-    let server = Server::with_module().arg("lock.max-ttl", 9000).start().unwrap();
-    let error = server_error(&server).await;
-    assert_eq!(error, NodeError::TtlTooLong { max_ms: 9000 });
-    assert!(error.is_permanent());
 }
 
 #[tokio::test]
@@ -279,55 +272,16 @@ async fn node_whose_clock_is_far_behind_is_named() {
     assert!(matches!(error, NodeError::ClockBehind { .. }), "{error}");
 }
 
-/// Starts a server that passes for a node, and then sends unexpected replies. Returns its URL.
-fn impostor() -> String {
-    fn serve(stream: &TcpStream) -> Option<()> {
-        let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
-        loop {
-            let words: usize = lines.next()?.strip_prefix('*')?.parse().ok()?;
-            let command: Vec<_> = (0..words).filter_map(|_| lines.nth(1)).collect();
-            let info = "run_id:x\r\nredis_mode:standalone\r\nrole:master\r\nlock_version:0.1.0";
-            let reply = match command[0].as_str() {
-                "HELLO" => "%1\r\n+proto\r\n:3\r\n".to_owned(),
-                "INFO" => format!("${}\r\n{info}\r\n", info.len()),
-                "CLIENT" => "+OK\r\n".to_owned(),
-                _ => "+NONSENSE\r\n".to_owned(),
-            };
-            (&mut &*stream).write_all(reply.as_bytes()).ok()?;
-        }
-    }
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("redis://{}", listener.local_addr().unwrap());
-    thread::spawn(move || {
-        for stream in listener.incoming().map_while(Result::ok) {
-            thread::spawn(move || serve(&stream));
-        }
-    });
-    url
-}
-
-#[tokio::test]
-async fn reply_of_another_kind_is_unexpected() {
-    let quorum = Quorum::connect([impostor()]).await.unwrap();
-    assert_eq!(node_error(&quorum).await, NodeError::UnexpectedReply);
-}
-
 /// Longer than any test takes.
 const LONG_MS: u64 = 100_000;
 
-/// Five nodes, of which the first `n` abstain.
-async fn five_nodes_with_abstaining(n: usize) -> (Nodes, Quorum) {
+#[tokio::test]
+async fn abstaining_majority_is_named_with_the_answer_of_each_node() {
     let nodes = Nodes::start_with(5, |index, builder| {
-        if index < n { builder.arg("lock.rejoin-delay", LONG_MS) } else { builder }
+        if index < 3 { builder.arg("lock.rejoin-delay", LONG_MS) } else { builder }
     });
     let nodes = nodes.unwrap();
     let quorum = connect(nodes.urls()).await;
-    (nodes, quorum)
-}
-
-#[tokio::test]
-async fn abstaining_majority_is_named_with_the_answer_of_each_node() {
-    let (nodes, quorum) = five_nodes_with_abstaining(3).await;
     let error = patiently(&quorum, "k").try_acquire().await.unwrap_err();
     let said = error.to_string();
     let AcquireError::NoQuorum { nodes: answers } = error else { panic!("{error}") };

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{
-    PATIENCE, net, patiently, quorum, until_voting, wait_until_all_hold, wait_until_free,
-};
+use crate::common::{PATIENCE, net, quorum, until_voting, wait_until_all_hold, wait_until_free};
 use quorlock_client::{Ownership, Quorum, Released};
 use quorlock_testkit::{Direction, eventually_async};
 use tokio::time::{Instant, sleep};
@@ -30,48 +28,6 @@ async fn connections_recover_as_long_as_any_handle_lives() {
     // Only the watch keeps the connections open. The dropped lock is released through them.
     wait_until_free(&nodes, "k").await;
     assert!(watch.ended().await.is_none());
-}
-
-/// The time limit of calls that wait for no faulty node: half of the node timeout of [`patiently`].
-const AT_ONCE: Duration = Duration::from_secs(5);
-
-#[tokio::test]
-async fn faulty_node_delays_nothing() {
-    for fault in ["paused", "dead", "deaf", "mute"] {
-        let mut net = net(3).await;
-        match fault {
-            "paused" => net.nodes[1].pause(),
-            "dead" => net.nodes[1].kill(),
-            "deaf" => net.proxies[1].drop_bytes(Direction::ToServer),
-            _ => net.proxies[1].drop_bytes(Direction::ToClient),
-        }
-        assert_no_delay(&net.quorum).await;
-        if fault == "paused" {
-            net.nodes[1].resume();
-        }
-        wait_until_free(&net.nodes, "k").await;
-    }
-}
-
-/// Asserts that no call waits for the faulty node: ten at once, and ten one after the other.
-async fn assert_no_delay(quorum: &Quorum) {
-    let started = Instant::now();
-    let ten = (0..10).map(|n| {
-        let builder = patiently(quorum, &format!("k{n}"));
-        tokio::spawn(async move {
-            let mut lock = builder.try_acquire().await.unwrap();
-            lock.extend().await.unwrap();
-            lock.release().await.unwrap()
-        })
-    });
-    for lock in ten.collect::<Vec<_>>() {
-        assert_eq!(lock.await.unwrap(), Released::Released);
-    }
-    for _ in 0..10 {
-        patiently(quorum, "k").try_acquire().await.unwrap().release().await.unwrap();
-    }
-    let took = started.elapsed();
-    assert!(took < AT_ONCE, "a call waited for the faulty node: {took:?}");
 }
 
 #[tokio::test]

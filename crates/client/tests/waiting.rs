@@ -1,96 +1,23 @@
-//! Waiters stand in line on all nodes, in the order of their tickets.
+//! Calls that wait: their end, and their connections.
 
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common::{
-    Net, PATIENCE, connect, net, net_of, nodes_holding, quorum, spawn_acquire, until_in_line,
-    wait_until_all_hold, wait_until_free, waiters,
+    Net, PATIENCE, connect, net, net_of, quorum, spawn_acquire, until_in_line, wait_until_all_hold,
+    wait_until_free,
 };
 use quorlock_client::{AcquireError, Lock};
 use quorlock_testkit::{Direction, Nodes, Proxy, eventually_async};
-use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 /// A time that is longer than a test.
 const LONG: Duration = Duration::from_secs(60);
-
-/// Waiters for the key `k`, each of which releases the lock when it has acquired it.
-struct Line {
-    tasks: JoinSet<()>,
-    /// The numbers of the waiters that have acquired the lock, in this order.
-    acquired: Arc<Mutex<Vec<usize>>>,
-}
-
-impl Line {
-    /// Starts `n` waiters. When this function returns, they stand in line on each node, in their
-    /// order.
-    async fn start(net: &Net, n: usize) -> Self {
-        let mut this = Self { tasks: JoinSet::new(), acquired: Arc::default() };
-        let earlier = waiters(&net.nodes[0]);
-        for number in 0..n {
-            // Each waiter is a program of its own, and hears of the earlier ones from the nodes.
-            let quorum = connect(net.proxies.iter().map(Proxy::url)).await;
-            let acquired = Arc::clone(&this.acquired);
-            this.tasks.spawn(async move {
-                let lock = quorum.lock("k").ttl(LONG).wait(LONG).acquire().await.unwrap();
-                acquired.lock().unwrap().push(number);
-                lock.release().await.unwrap();
-            });
-            until_in_line(&net.nodes, earlier + number as u64 + 1).await;
-        }
-        this
-    }
-
-    /// Waits until all waiters have acquired the lock, and asserts that they did so in their order.
-    async fn assert_served_in_order(mut self, fault: &str) {
-        let n = self.tasks.len();
-        while let Some(done) = timeout(PATIENCE, self.tasks.join_next())
-            .await
-            .unwrap_or_else(|_| panic!("{fault}: a waiter is forgotten"))
-        {
-            done.unwrap();
-        }
-        assert_eq!(*self.acquired.lock().unwrap(), (0..n).collect::<Vec<_>>(), "{fault}");
-    }
-}
 
 /// Acquires the key `k` on all nodes, for long.
 async fn held_everywhere(net: &Net) -> Lock {
     let lock = net.quorum.lock("k").ttl(LONG).acquire().await.unwrap();
     wait_until_all_hold(&net.nodes, "k").await;
     lock
-}
-
-#[tokio::test]
-async fn every_waiter_acquires_in_order_although_one_node_of_three_fails() {
-    for fault in ["killed", "paused", "cut off", "deaf", "mute", "restarted"] {
-        for failed in 0..3 {
-            let mut net = net(3).await;
-            let holder = held_everywhere(&net).await;
-            let line = Line::start(&net, 3).await;
-            match fault {
-                "killed" => net.nodes[failed].kill(),
-                "paused" => net.nodes[failed].pause(),
-                "cut off" => net.proxies[failed].cut(),
-                "deaf" => net.proxies[failed].hold(Direction::ToServer),
-                "mute" => net.proxies[failed].hold(Direction::ToClient),
-                _ => net.nodes[failed].restart().unwrap(),
-            }
-            holder.release().await.unwrap();
-            line.assert_served_in_order(&format!("node {failed} is {fault}")).await;
-            match fault {
-                "killed" => net.nodes[failed].restart().unwrap(),
-                "paused" => net.nodes[failed].resume(),
-                _ => net.heal(),
-            }
-            eventually_async(PATIENCE, &format!("{fault}: nothing is left"), async || {
-                nodes_holding(&net.nodes, "k") == 0
-                    && net.nodes.iter().all(|node| waiters(node) == 0)
-            })
-            .await;
-        }
-    }
 }
 
 #[tokio::test]
