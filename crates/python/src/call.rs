@@ -87,7 +87,7 @@ impl Bridge {
         work: impl FnOnce(Arc<Client>) -> F,
     ) -> PyResult<Py<PyAny>> {
         let py = this.py();
-        let inner = this.get().inner(py)?;
+        let inner = this.get().inner.get()?;
         let mut calls = inner.calls();
         calls.last += 1;
         let number = calls.last;
@@ -98,10 +98,6 @@ impl Bridge {
         let task = OfProcess::new(task);
         let call = Call { bridge: this.clone().unbind(), number, task };
         Ok(Py::new(py, call)?.into_any())
-    }
-
-    fn inner(&self, py: Python<'_>) -> PyResult<&Inner> {
-        self.inner.get().ok_or_else(|| errors::forked(py))
     }
 }
 
@@ -116,14 +112,14 @@ impl Bridge {
         Ok(Self { inner: OfProcess::new(Inner { replies, wakes, calls: Mutex::default() }) })
     }
 
-    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        Ok(self.inner(py)?.wakes.as_raw_fd())
+    fn fileno(&self) -> PyResult<i32> {
+        Ok(self.inner.get()?.wakes.as_raw_fd())
     }
 
     /// Passes all replies to their futures, and then raises the first exception of passing them.
     /// The event loop calls this when the socket is readable.
     fn deliver(&self, py: Python<'_>) -> PyResult<()> {
-        let inner = self.inner(py)?;
+        let inner = self.inner.get()?;
         // Read before the queue is emptied, so that a later reply wakes the loop again.
         let _ = (&inner.wakes).read(&mut [0; 64]);
         let replies = mem::take(&mut *inner.replies.queue());
@@ -144,13 +140,13 @@ impl Bridge {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // Without a visit, the collector keeps the futures.
-        let Some(inner) = self.inner.get() else { return Ok(()) };
+        let Ok(inner) = self.inner.get() else { return Ok(()) };
         let Ok(calls) = inner.calls.try_lock() else { return Ok(()) };
         calls.waiting.values().try_for_each(|(future, _)| visit.call(future))
     }
 
     fn __clear__(&self) {
-        if let Some(inner) = self.inner.get() {
+        if let Ok(inner) = self.inner.get() {
             let waiting = mem::take(&mut inner.calls().waiting);
             drop(waiting);
         }
@@ -178,7 +174,7 @@ fn resolve(future: &Bound<'_, PyAny>, ended: Option<Ended>, engine: &Arc<Engine>
 impl Call {
     /// Cancels the call: the client releases what it may have acquired.
     fn cancel(&self) {
-        if let (Some(task), Some(inner)) = (self.task.get(), self.bridge.get().inner.get()) {
+        if let (Ok(task), Ok(inner)) = (self.task.get(), self.bridge.get().inner.get()) {
             task.abort();
             // Dropped without the mutex, since the end of an engine runs other code.
             let waiting = inner.calls().waiting.remove(&self.number);

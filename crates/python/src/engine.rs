@@ -12,13 +12,17 @@ use std::time::{Duration, Instant};
 use std::{io, mem, process};
 
 use pyo3::prelude::*;
-use quorlock_client::{ConnectError, Quorum, QuorumBuilder};
+use quorlock_client::{
+    ConnectError, Inspection, Lock, LostError, NodeHealth, Quorum, QuorumBuilder, Released,
+};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{OnceCell, mpsc};
 use tokio::task::AbortHandle;
 
-use crate::errors;
+use crate::errors::{self, Failure};
+use crate::held::Held;
 use crate::logs::{self, Records};
+use crate::reports;
 use crate::request::Seconds;
 
 /// A signal interrupts a call within this time.
@@ -38,8 +42,19 @@ struct Runtimes {
     ending: Vec<JoinHandle<()>>,
 }
 
-/// What a call returns, made by the Python thread that waits for it.
-pub(crate) type Reply = Box<dyn FnOnce(Python<'_>, &Arc<Engine>) -> PyResult<Py<PyAny>> + Send>;
+/// What a call returns.
+pub(crate) type Reply = Result<Value, Failure>;
+
+/// The result of a call, of which the Python thread that waits for the call makes an object.
+pub(crate) enum Value {
+    Nothing,
+    /// A lock, with its ttl; `None` for the default of the client.
+    Held(Lock, Option<Duration>),
+    Released(Released),
+    Ended(Option<LostError>),
+    Inspection(Inspection),
+    Health(Vec<NodeHealth>),
+}
 
 /// The reply of a call that has ended. The runtime lives as long as it, since it may have a lock,
 /// which is released if nothing takes the reply.
@@ -75,13 +90,6 @@ struct Marker {
     is_open: Arc<AtomicBool>,
 }
 
-/// A thread that ends after all senders are dropped and all releases are over.
-struct RuntimeThread {
-    handle: Handle,
-    alive: mpsc::Sender<()>,
-    thread: JoinHandle<()>,
-}
-
 /// A value of the process that made it. A forked child forgets the value: dropping it could wait
 /// for threads that the child does not have.
 pub(crate) struct OfProcess<T> {
@@ -105,11 +113,12 @@ impl Engine {
         logs::install();
         let client = Arc::new(Client { builder, quorum: OnceCell::new() });
         let records = Arc::new(Records::default());
-        let runtime = RuntimeThread::start(Arc::clone(&client), Arc::clone(&records))
-            .map_err(|source| errors::connect(py, &ConnectError::NoThread { source }))?;
-        let RuntimeThread { handle, alive, thread } = runtime;
+        let (alive, all_dropped) = mpsc::channel(1);
+        let started = start_thread(Arc::clone(&client), Arc::clone(&records), all_dropped);
+        let started = started.map_err(|source| ConnectError::NoThread { source });
+        let (runtime, thread) = started.map_err(Failure::from)?;
         let (thread, pid) = (Some(thread), process::id());
-        let engine = Arc::new(Self { runtime: handle, alive, client, records, thread, pid });
+        let engine = Arc::new(Self { runtime, alive, client, records, thread, pid });
         py.import("quorlock._process")?.call_method0("started")?;
         Ok(engine)
     }
@@ -170,7 +179,7 @@ impl Engine {
                     if process::id() != self.pid {
                         // A handler has forked, and this child does not have the thread.
                         mem::forget((receiver, call, Arc::clone(self)));
-                        return Err(handled.err().unwrap_or_else(|| errors::forked(py)));
+                        return Err(handled.err().unwrap_or_else(|| Failure::Forked.into()));
                     }
                     let goes_on = handled.and_then(|()| logs::forward(py, &self.records));
                     if goes_on.is_err() {
@@ -188,7 +197,20 @@ impl Engine {
 
 impl Ended {
     pub(crate) fn result(self, py: Python<'_>, engine: &Arc<Engine>) -> PyResult<Py<PyAny>> {
-        (self.reply)(py, engine)
+        match self.reply? {
+            Value::Nothing | Value::Ended(None) => Ok(py.None()),
+            Value::Held(lock, ttl) => Ok(Py::new(py, Held::new(engine, lock, ttl))?.into_any()),
+            Value::Released(released) => {
+                let was_held = released == Released::Released;
+                Ok(was_held.into_pyobject(py)?.to_owned().into_any().unbind())
+            }
+            Value::Ended(Some(lost)) => {
+                let exception: PyErr = Failure::Lost(lost).into();
+                Ok(exception.into_value(py).into_any())
+            }
+            Value::Inspection(inspection) => reports::inspection(py, inspection),
+            Value::Health(nodes) => reports::health(py, nodes),
+        }
     }
 }
 
@@ -222,9 +244,9 @@ impl<T> OfProcess<T> {
         Self { value: Some(value), pid: process::id() }
     }
 
-    /// The value; `None` in a forked child.
-    pub(crate) fn get(&self) -> Option<&T> {
-        self.value.as_ref().filter(|_| self.pid == process::id())
+    /// The value, except in a forked child.
+    pub(crate) fn get(&self) -> Result<&T, Failure> {
+        self.value.as_ref().filter(|_| self.pid == process::id()).ok_or(Failure::Forked)
     }
 }
 
@@ -236,35 +258,37 @@ impl<T> Drop for OfProcess<T> {
     }
 }
 
-impl RuntimeThread {
-    fn start(client: Arc<Client>, records: Arc<Records>) -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
-        let marker = {
-            let _context = runtime.enter();
-            Marker::new()?
-        };
-        let (descriptor, is_open) = (marker.stream.as_raw_fd(), Arc::clone(&marker.is_open));
-        let (alive, mut all_dropped) = mpsc::channel(1);
-        let thread = thread::Builder::new().name("quorlock".into());
-        let thread = thread.spawn(move || {
-            logs::collect_into(records);
-            runtime.block_on(async move {
-                // Nothing is sent.
-                let _ = all_dropped.recv().await;
-                if let Some(quorum) = client.opened() {
-                    // This wait ends: each release in the background has a time limit.
-                    let _ = quorum.flush(Duration::MAX).await;
-                }
-            });
-            drop(marker);
-        })?;
-        let mut runtimes = runtimes();
-        runtimes.markers.retain(|_, is_open| is_open.load(Ordering::Acquire));
-        runtimes.markers.insert(descriptor, is_open);
-        drop(runtimes);
-        Ok(Self { handle, alive, thread })
-    }
+/// Starts a runtime on a thread that ends after all senders are dropped and all releases are over.
+fn start_thread(
+    client: Arc<Client>,
+    records: Arc<Records>,
+    mut all_dropped: mpsc::Receiver<()>,
+) -> io::Result<(Handle, JoinHandle<()>)> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let marker = {
+        let _context = runtime.enter();
+        Marker::new()?
+    };
+    let (descriptor, is_open) = (marker.stream.as_raw_fd(), Arc::clone(&marker.is_open));
+    let thread = thread::Builder::new().name("quorlock".into());
+    let thread = thread.spawn(move || {
+        logs::collect_into(records);
+        runtime.block_on(async move {
+            // Nothing is sent.
+            let _ = all_dropped.recv().await;
+            if let Some(quorum) = client.opened() {
+                // This wait ends: each release in the background has a time limit.
+                let _ = quorum.flush(Duration::MAX).await;
+            }
+        });
+        drop(marker);
+    })?;
+    let mut runtimes = runtimes();
+    runtimes.markers.retain(|_, is_open| is_open.load(Ordering::Acquire));
+    runtimes.markers.insert(descriptor, is_open);
+    drop(runtimes);
+    Ok((handle, thread))
 }
 
 fn runtimes() -> MutexGuard<'static, Runtimes> {
@@ -275,18 +299,6 @@ fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
     let threading = py.import("threading")?;
     let main = threading.call_method0("main_thread")?.getattr("ident")?;
     main.eq(threading.call_method0("get_ident")?)
-}
-
-/// The reply for the result of a call.
-pub(crate) fn reply<T: Send + 'static, E: Send + 'static>(
-    result: Result<T, E>,
-    make: impl FnOnce(Python<'_>, &Arc<Engine>, T) -> PyResult<Py<PyAny>> + Send + 'static,
-    error: impl FnOnce(Python<'_>, E) -> PyErr + Send + 'static,
-) -> Reply {
-    Box::new(move |py, engine| match result {
-        Ok(value) => make(py, engine, value),
-        Err(failure) => Err(error(py, failure)),
-    })
 }
 
 /// The descriptors that identify the runtimes of the process, for a forked child.

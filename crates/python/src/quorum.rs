@@ -7,10 +7,9 @@ use pyo3::prelude::*;
 use quorlock_client::{DetachedLock, QuorumBuilder};
 
 use crate::call::{self, Waiter};
-use crate::engine::{Engine, OfProcess, reply};
-use crate::held::{self, Held};
-use crate::request::{Key, Request, Seconds};
-use crate::{errors, reports};
+use crate::engine::{Engine, OfProcess, Value};
+use crate::errors::Failure;
+use crate::request::{Key, Request, Seconds, with};
 
 /// Independent masters that together grant locks. Connects with the first call, in each process.
 #[pyclass(frozen, weakref, module = "quorlock._quorlock")]
@@ -28,7 +27,7 @@ impl Quorum {
         let started = Engine::start(py, self.builder.clone())?;
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have started one meanwhile.
-        if let Some(engine) = engine.as_ref().and_then(OfProcess::get) {
+        if let Some(engine) = engine.as_ref().and_then(|engine| engine.get().ok()) {
             return Ok(Arc::clone(engine));
         }
         *engine = Some(OfProcess::new(Arc::clone(&started)));
@@ -38,7 +37,7 @@ impl Quorum {
     /// The engine of this process, if a call has started it.
     fn started(&self) -> Option<Arc<Engine>> {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        engine.as_ref().and_then(OfProcess::get).cloned()
+        engine.as_ref().and_then(|engine| engine.get().ok()).cloned()
     }
 }
 
@@ -58,29 +57,19 @@ impl Quorum {
         root_certificates: Option<Vec<u8>>,
         client_certificate: Option<(Vec<u8>, Vec<u8>)>,
     ) -> Self {
-        let mut builder = quorlock_client::Quorum::builder().nodes(nodes);
-        if let Some(password) = password {
-            builder = builder.credentials(user.unwrap_or_else(|| "default".into()), password);
-        }
-        if let Some(set) = set {
-            builder = builder.set(set);
-        }
-        if let Some(Seconds(limit)) = node_timeout {
-            builder = builder.node_timeout(limit);
-        }
-        if let Some(Seconds(limit)) = connect_timeout {
-            builder = builder.connect_timeout(limit);
-        }
-        if let Some(pem) = root_certificates {
-            builder = builder.root_certificates(pem);
-        }
-        if let Some((chain, key)) = client_certificate {
-            builder = builder.client_certificate(chain, key);
-        }
+        let builder = quorlock_client::Quorum::builder().nodes(nodes);
+        let user = user.unwrap_or_else(|| "default".into());
+        let builder = with(builder, password, |b, password| b.credentials(user, password));
+        let builder = with(builder, set, QuorumBuilder::set);
+        let builder = with(builder, node_timeout, |b, Seconds(limit)| b.node_timeout(limit));
+        let builder = with(builder, connect_timeout, |b, Seconds(limit)| b.connect_timeout(limit));
+        let builder = with(builder, root_certificates, QuorumBuilder::root_certificates);
+        let builder =
+            with(builder, client_certificate, |b, (chain, key)| b.client_certificate(chain, key));
         Self { builder, engine: Mutex::new(None) }
     }
 
-    /// Acquires a lock: a [`Held`]. `wait` is `None` for the wait of the request, and zero for one
+    /// Acquires a lock: a [`Held`](crate::held::Held). `wait` is `None` for the wait of the request, and zero for one
     /// attempt.
     #[pyo3(signature = (request, wait=None, into=None))]
     fn acquire(
@@ -92,26 +81,19 @@ impl Quorum {
     ) -> PyResult<Py<PyAny>> {
         let (request, wait) = (request.clone(), wait.map(|wait| wait.0));
         call::run(py, &self.engine(py)?, into, |client| async move {
-            let quorum = match client.quorum().await {
-                Ok(quorum) => quorum,
-                Err(error) => return errors::reply_connect(error),
+            let lock = request.lock(client.quorum().await?, wait);
+            let mut lock = match wait {
+                Some(Duration::ZERO) => lock.try_acquire().await?,
+                _ => lock.acquire().await?,
             };
-            let lock = request.lock(quorum, wait);
-            let acquired = match wait {
-                Some(Duration::ZERO) => lock.try_acquire().await,
-                _ => lock.acquire().await,
-            };
-            let acquired = acquired.map(|mut lock| {
-                if request.renew {
-                    lock.renew();
-                }
-                lock
-            });
-            Held::reply(acquired, request.ttl, errors::acquire)
+            if request.renew {
+                lock.renew();
+            }
+            Ok(Value::Held(lock, request.ttl))
         })
     }
 
-    /// Attaches a detached lock: a [`Held`]. `ttl` is `None` for the ttl that the lock has.
+    /// Attaches a detached lock: a [`Held`](crate::held::Held). `ttl` is `None` for the ttl that the lock has.
     #[pyo3(signature = (detached, ttl=None, renew=true, into=None))]
     fn attach(
         &self,
@@ -121,22 +103,15 @@ impl Quorum {
         renew: bool,
         into: Waiter<'_>,
     ) -> PyResult<Py<PyAny>> {
-        let detached: DetachedLock =
-            detached.parse().map_err(|error| errors::invalid_detached(py, error))?;
+        let detached = parse(detached)?;
         let ttl = ttl.map_or(detached.ttl(), |ttl| ttl.0);
         call::run(py, &self.engine(py)?, into, |client| async move {
-            let quorum = match client.quorum().await {
-                Ok(quorum) => quorum,
-                Err(error) => return errors::reply_connect(error),
-            };
-            let lock = quorum.lock_all(detached.keys()).ttl(ttl);
-            let attached = lock.attach(detached).await.map(|mut lock| {
-                if renew {
-                    lock.renew();
-                }
-                lock
-            });
-            Held::reply(attached, Some(ttl), errors::attach)
+            let lock = client.quorum().await?.lock_all(detached.keys()).ttl(ttl);
+            let mut lock = lock.attach(detached).await?;
+            if renew {
+                lock.renew();
+            }
+            Ok(Value::Held(lock, Some(ttl)))
         })
     }
 
@@ -148,13 +123,9 @@ impl Quorum {
         detached: &str,
         into: Waiter<'_>,
     ) -> PyResult<Py<PyAny>> {
-        let detached: DetachedLock =
-            detached.parse().map_err(|error| errors::invalid_detached(py, error))?;
+        let detached = parse(detached)?;
         call::run(py, &self.engine(py)?, into, |client| async move {
-            match client.quorum().await {
-                Ok(quorum) => held::released(quorum.release_detached(detached).await),
-                Err(error) => errors::reply_connect(error),
-            }
+            Ok(Value::Released(client.quorum().await?.release_detached(detached).await?))
         })
     }
 
@@ -162,14 +133,7 @@ impl Quorum {
     #[pyo3(signature = (key, into=None))]
     fn inspect(&self, py: Python<'_>, key: Key, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
         call::run(py, &self.engine(py)?, into, |client| async move {
-            match client.quorum().await {
-                Ok(quorum) => reply(
-                    quorum.inspect(key.0).await,
-                    |py, _, inspection| reports::inspection(py, inspection),
-                    errors::inspect,
-                ),
-                Err(error) => errors::reply_connect(error),
-            }
+            Ok(Value::Inspection(client.quorum().await?.inspect(key.0).await?))
         })
     }
 
@@ -177,12 +141,7 @@ impl Quorum {
     #[pyo3(signature = (into=None))]
     fn health(&self, py: Python<'_>, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
         call::run(py, &self.engine(py)?, into, |client| async move {
-            let health = client.quorum().await.map(quorlock_client::Quorum::health);
-            reply(
-                health,
-                |py, _, nodes| reports::health(py, nodes),
-                |py, error| errors::connect(py, &error),
-            )
+            Ok(Value::Health(client.quorum().await?.health()))
         })
     }
 
@@ -190,11 +149,10 @@ impl Quorum {
     #[pyo3(signature = (limit, into=None))]
     fn flush(&self, py: Python<'_>, limit: Seconds, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
         call::run(py, &self.engine(py)?, into, |client| async move {
-            let flushed = match client.opened() {
-                Some(quorum) => quorum.flush(limit.0).await,
-                None => Ok(()),
-            };
-            reply(flushed, |py, _, ()| Ok(py.None()), errors::flush)
+            if let Some(quorum) = client.opened() {
+                quorum.flush(limit.0).await?;
+            }
+            Ok(Value::Nothing)
         })
     }
 
@@ -207,4 +165,8 @@ impl Quorum {
     fn __repr__(&self) -> String {
         format!("{:?}", self.builder).replace("QuorumBuilder", "Quorum")
     }
+}
+
+fn parse(detached: &str) -> Result<DetachedLock, Failure> {
+    Ok(detached.parse::<DetachedLock>()?)
 }

@@ -118,32 +118,25 @@ impl Request {
 impl Request {
     /// The lock of this client, with its own wait or another one.
     pub(crate) fn lock(&self, quorum: &Quorum, wait: Option<Duration>) -> LockBuilder {
-        let mut lock = match (&self.kind, self.keys.first()) {
+        let lock = match (&self.kind, self.keys.first()) {
             (Kind::Permits(permits), Some(name)) => quorum.semaphore(name, *permits),
             (Kind::Any, _) => quorum.lock_any(&self.keys),
             _ => quorum.lock_all(&self.keys),
         };
-        if self.shared {
-            lock = lock.shared();
-        }
-        if let Some(ttl) = self.ttl {
-            lock = lock.ttl(ttl);
-        }
-        if let Some(wait) = wait.or(self.wait) {
-            lock = lock.wait(wait);
-        }
-        if let Some(min_validity) = self.min_validity {
-            lock = lock.min_validity(min_validity);
-        }
-        if let Some(limit) = self.node_timeout {
-            lock = lock.node_timeout(limit);
-        }
-        if let Some(max_hold) = self.max_hold {
-            lock = lock.max_hold(max_hold);
-        }
-        match &self.owner {
-            Some(owner) => lock.owner(owner.as_str()),
-            None => lock,
-        }
+        let lock = if self.shared { lock.shared() } else { lock };
+        let lock = with(lock, self.ttl, LockBuilder::ttl);
+        let lock = with(lock, wait.or(self.wait), LockBuilder::wait);
+        let lock = with(lock, self.min_validity, LockBuilder::min_validity);
+        let lock = with(lock, self.node_timeout, LockBuilder::node_timeout);
+        let lock = with(lock, self.max_hold, LockBuilder::max_hold);
+        with(lock, self.owner.as_deref(), LockBuilder::owner)
+    }
+}
+
+/// Sets an option of a builder, if there is a value for it.
+pub(crate) fn with<B, T>(builder: B, value: Option<T>, set: impl FnOnce(B, T) -> B) -> B {
+    match value {
+        Some(value) => set(builder, value),
+        None => builder,
     }
 }
