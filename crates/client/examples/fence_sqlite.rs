@@ -10,15 +10,15 @@
 //! fence first.
 
 use std::error::Error;
-use std::io::{BufRead as _, BufReader, Write as _, stdin};
+use std::fmt;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use quorlock_client::{Fence, Quorum};
 use quorlock_testkit::Nodes;
 use rusqlite::{Connection, params};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, waitid};
 
 const APPLES: i64 = 10;
 const TTL: Duration = Duration::from_secs(1);
@@ -28,14 +28,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     match arguments.as_slice() {
         [] => run_twice(),
-        [database, checked, nodes @ ..] => sell(Path::new(database), checked == "checked", nodes),
-        [_] => Err("usage: fence_sqlite, without arguments".into()),
+        [database, checked, stops, nodes @ ..] => {
+            sell(Path::new(database), checked == "true", stops == "true", nodes)
+        }
+        _ => Err("usage: fence_sqlite, without arguments".into()),
     }
 }
 
-/// The program of a clerk, which sells one apple.
+/// The program of a clerk, which sells one apple. Prints the fence, the number of apples that the
+/// clerk read, and what became of the write.
 #[tokio::main(flavor = "current_thread")]
-async fn sell(database: &Path, checked: bool, nodes: &[String]) -> Result<(), Box<dyn Error>> {
+async fn sell(
+    database: &Path,
+    checked: bool,
+    stops: bool,
+    nodes: &[String],
+) -> Result<(), Box<dyn Error>> {
     let quorum = Quorum::connect(nodes).await?;
     let lock = quorum.lock("stock/apples").ttl(TTL).wait(WAIT).acquire().await?;
 
@@ -43,16 +51,17 @@ async fn sell(database: &Path, checked: bool, nodes: &[String]) -> Result<(), Bo
     let apples: i64 = stock.query_row("SELECT apples FROM stock", [], |row| row.get(0))?;
     // A careful clerk checks the lock before it writes. That is not enough.
     assert!(!lock.remaining().is_zero());
-    println!("{} {apples}", lock.fence());
-    // Waits for a line of input, so that the first process can stop one of the clerks here.
-    stdin().read_line(&mut String::new())?;
+    if stops {
+        // Stands for a pause at the worst moment.
+        kill_process(getpid(), Signal::STOP)?;
+    }
 
     let rows = if checked {
         write_if_latest(&stock, apples - 1, lock.fence())?
     } else {
         stock.execute("UPDATE stock SET apples = ?1", [apples - 1])?
     };
-    println!("{}", if rows == 1 { "wrote" } else { "refused" });
+    println!("{} {apples} {}", lock.fence(), if rows == 1 { "wrote" } else { "refused" });
     drop(lock);
     quorum.flush(Duration::from_secs(10)).await?;
     Ok(())
@@ -98,94 +107,49 @@ fn simulate(checked: bool, nodes: &[String]) -> Result<(i64, i64), Box<dyn Error
     )?;
     stock.execute("INSERT INTO stock (apples) VALUES (?1)", [APPLES])?;
 
-    let mut anna = Clerk::start(&database, checked, nodes)?;
-    let anna_read = anna.line()?;
-    println!(
-        "  Anna reads {}. She still holds the lock, and is stopped before she writes.",
-        apples(&anna_read)
-    );
-    anna.stop()?;
-
-    let mut ben = Clerk::start(&database, checked, nodes)?;
-    let ben_read = ben.line()?;
-    println!(
-        "  Her lock expires. Ben acquires it, reads {}, and writes one less.",
-        apples(&ben_read)
-    );
-    let ben_result = ben.go_on()?;
-
-    let anna_result = anna.go_on()?;
-    let ending = match anna_result.as_str() {
-        "wrote" => "writes over it".into(),
-        _ => format!(
-            "is refused: her fence is {}, and the database has seen {}",
-            fence(&anna_read),
-            fence(&ben_read)
-        ),
+    let clerk = |stops: bool| -> Result<Command, Box<dyn Error>> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg(&database).args([checked, stops].map(|is| is.to_string())).args(nodes);
+        Ok(command)
+    };
+    let anna = clerk(true)?.stdout(Stdio::piped()).spawn()?;
+    let pid = Pid::from_child(&anna);
+    waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT)?;
+    let ben = clerk(false)?.output();
+    kill_process(pid, Signal::CONT)?;
+    let (anna, ben) = (Sale::read(anna.wait_with_output()?)?, Sale::read(ben?)?);
+    println!("  Anna reads {anna}. She still holds the lock, and is stopped before she writes.");
+    println!("  Her lock expires. Ben acquires it, reads {ben}, and writes one less.");
+    let ending = if anna.wrote {
+        "writes over it".to_owned()
+    } else {
+        format!("is refused: her fence is {}, and the database has seen {}", anna.fence, ben.fence)
     };
     println!("  Anna wakes up, writes one less than she had read, and {ending}.");
 
-    let sold = [anna_result, ben_result].iter().filter(|end| *end == "wrote").count();
-    Ok((i64::try_from(sold)?, stock.query_row("SELECT apples FROM stock", [], |row| row.get(0))?))
+    let sold = i64::from(anna.wrote) + i64::from(ben.wrote);
+    Ok((sold, stock.query_row("SELECT apples FROM stock", [], |row| row.get(0))?))
 }
 
-/// Formats the number of apples that a clerk read, and the clerk's fence.
-fn apples(line: &str) -> String {
-    format!("{} apples (fence {})", line.split(' ').nth(1).unwrap_or("no"), fence(line))
+/// What a clerk printed.
+struct Sale {
+    fence: String,
+    read: String,
+    wrote: bool,
 }
 
-fn fence(line: &str) -> &str {
-    line.split(' ').next().unwrap_or_default()
-}
-
-/// A clerk's process. Dropping this value ends the process.
-struct Clerk {
-    process: Child,
-    output: BufReader<ChildStdout>,
-}
-
-impl Clerk {
-    fn start(database: &Path, checked: bool, nodes: &[String]) -> Result<Self, Box<dyn Error>> {
-        let mut process = Command::new(std::env::current_exe()?)
-            .arg(database)
-            .arg(if checked { "checked" } else { "unchecked" })
-            .args(nodes)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let output = BufReader::new(process.stdout.take().expect("it is piped"));
-        Ok(Self { process, output })
-    }
-
-    /// The next line that the clerk prints.
-    fn line(&mut self) -> Result<String, Box<dyn Error>> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        if line.is_empty() { Err("a clerk ended early".into()) } else { Ok(line.trim().to_owned()) }
-    }
-
-    /// Stops the process, and returns when it has stopped.
-    fn stop(&self) -> Result<(), Box<dyn Error>> {
-        let pid = Pid::from_child(&self.process);
-        kill_process(pid, Signal::STOP)?;
-        waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT)?;
-        Ok(())
-    }
-
-    /// Lets the clerk write, even if its process was stopped, and returns the result.
-    fn go_on(&mut self) -> Result<String, Box<dyn Error>> {
-        self.process.stdin.take().expect("it goes on once").write_all(b"go on\n")?;
-        kill_process(Pid::from_child(&self.process), Signal::CONT)?;
-        let end = self.line()?;
-        self.process.wait()?;
-        Ok(end)
+impl Sale {
+    fn read(output: Output) -> Result<Self, Box<dyn Error>> {
+        let text = String::from_utf8(output.stdout)?;
+        let [fence, read, end] = text.split_whitespace().collect::<Vec<_>>()[..] else {
+            return Err(format!("a clerk ended early: {text}").into());
+        };
+        Ok(Self { fence: fence.to_owned(), read: read.to_owned(), wrote: end == "wrote" })
     }
 }
 
-impl Drop for Clerk {
-    fn drop(&mut self) {
-        // An error means that the process has ended already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+impl fmt::Display for Sale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} apples (fence {})", self.read, self.fence)
     }
 }

@@ -7,7 +7,7 @@ use quorlock_core::quorum::ExtensionVerdict;
 use tokio::time::Instant;
 
 use crate::api::LockInner;
-use crate::{AcquireError, Lock, Released};
+use crate::{AcquireError, Lock};
 
 pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {
     let outcome = match outcome {
@@ -61,25 +61,8 @@ pub(crate) fn repaired(granted: bool) {
     count("quorlock_repairs_total", if granted { "repaired" } else { "refused" });
 }
 
-/// `None` when too few nodes confirmed the release.
-pub(crate) fn released(lock: &LockInner, released: Option<Released>) {
-    let outcome = match released {
-        Some(Released::Released) => "released",
-        Some(Released::AlreadyOver) => "already_over",
-        None => "unconfirmed",
-    };
-    ended(lock, outcome);
-}
-
-pub(crate) fn dropped(lock: &LockInner) {
-    ended(lock, "dropped");
-}
-
-pub(crate) fn detached(lock: &LockInner) {
-    ended(lock, "detached");
-}
-
-fn ended(lock: &LockInner, outcome: &'static str) {
+/// The program has ended the lock.
+pub(crate) fn ended(lock: &LockInner, outcome: &'static str) {
     tracing::debug!(key = %lock.spec.keys, held_for = ?lock.held_for(), outcome, "ended");
     count("quorlock_releases_total", outcome);
     measure("quorlock_hold_seconds", || lock.held_for());

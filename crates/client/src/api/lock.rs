@@ -176,7 +176,7 @@ impl Lock {
     /// [`coverage`](LockWatch::coverage).
     pub fn detach(self) -> DetachedLock {
         let inner = &self.watch.inner;
-        telemetry::detached(inner);
+        telemetry::ended(inner, "detached");
         DetachedLock::new(inner, self.slot, inner.detach())
     }
 
@@ -202,7 +202,7 @@ impl Drop for Lock {
     fn drop(&mut self) {
         let inner = &self.watch.inner;
         if !inner.was_given_up() {
-            telemetry::dropped(inner);
+            telemetry::ended(inner, "dropped");
             inner.release_in_background();
         }
     }

@@ -10,8 +10,8 @@ use quorlock_core::client::{Failure, Keys, Mode, Reason, Spec, limits};
 use tokio::time::{Instant, sleep};
 use tracing::Instrument as _;
 
-use super::slots::{self, PERMITS_MAX};
-use super::{call, queries};
+use super::call;
+use super::queries::{self, PERMITS_MAX};
 use crate::driver::Shards;
 use crate::{
     AcquireError, AttachError, DetachedLock, Holder, Lock, LockWatch, RunError, telemetry,
@@ -232,7 +232,7 @@ impl LockBuilder {
     }
 
     fn check_permits(&self, permits: usize) {
-        let Some(name) = slots::name_of(self.keys.first()) else { return };
+        let Some(name) = queries::name_of(self.keys.first()) else { return };
         let begins = self.shards.with_shard(self.shards.of(&self.keys), |state, ctx| {
             state.machines.begins_permit_check(&self.keys, ctx.now)
         });
@@ -241,7 +241,7 @@ impl LockBuilder {
         }
         let (name, network) = (name.to_vec(), Arc::clone(&self.shards.network));
         self.shards.network.runtime.spawn(async move {
-            if let Some(larger) = slots::larger_permits(&network, &name, permits).await {
+            if let Some(larger) = queries::larger_permits(&network, &name, permits).await {
                 tracing::warn!(
                     semaphore = %String::from_utf8_lossy(&name),
                     permits,

@@ -227,7 +227,7 @@ impl LockInner {
         });
         self.ended.notify_waiters();
         if let None | Some(quorum::Ownership::Lost(_)) = ownership {
-            telemetry::released(self, Some(Released::AlreadyOver));
+            telemetry::ended(self, "already_over");
             return Ok(Released::AlreadyOver);
         }
         let mut dropped = DroppedRelease(Some(self));
@@ -238,7 +238,12 @@ impl LockInner {
             self.with_shard(|state, _| state.machines.handle_released(self.number, answers));
         }
         let released = released(&self.shards.network, verdict);
-        telemetry::released(self, released.as_ref().ok().copied());
+        let outcome = match &released {
+            Ok(Released::Released) => "released",
+            Ok(Released::AlreadyOver) => "already_over",
+            Err(_) => "unconfirmed",
+        };
+        telemetry::ended(self, outcome);
         released
     }
 
@@ -308,7 +313,7 @@ struct DroppedRelease<'a>(Option<&'a LockInner>);
 impl Drop for DroppedRelease<'_> {
     fn drop(&mut self) {
         if let Some(lock) = self.0 {
-            telemetry::dropped(lock);
+            telemetry::ended(lock, "dropped");
         }
     }
 }

@@ -4,7 +4,6 @@ mod call;
 mod detached;
 mod error;
 mod gate;
-mod health;
 mod inspection;
 mod lock;
 mod lock_builder;
@@ -14,7 +13,6 @@ mod queries;
 mod quorum;
 mod quorum_builder;
 mod revocation;
-mod slots;
 mod watch;
 
 pub use detached::{DetachedLock, InvalidDetached};
@@ -23,9 +21,8 @@ pub use error::{
     LostError, NodeAnswer, NodeAnswers, NodeError, ReleaseError, RevokeError, RunError, ScanError,
 };
 pub use gate::{FenceGate, Stale};
-pub use health::NodeHealth;
 pub use inspection::{
-    HeldLock, Holder, Inspection, LeaseInfo, ListedLock, LockList, LockMode, LockState,
+    HeldLock, Holder, Inspection, LeaseInfo, ListedLock, LockList, LockMode, LockState, NodeHealth,
     NodeInspection, WaiterInfo,
 };
 pub use lock::{Coverage, Lock, Released};

@@ -1,4 +1,4 @@
-//! LOCK.INSPECT and LOCK.SCAN on every node.
+//! LOCK.INSPECT and LOCK.SCAN on every node, and the slots of a semaphore.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,6 +10,18 @@ use tokio::time::timeout;
 
 use crate::driver::Network;
 use crate::transport::Connection;
+
+/// The maximum number of keys of `LOCK.ACQUIREANY`.
+pub(crate) const PERMITS_MAX: usize = 64;
+
+pub(crate) fn slot_key(name: &[u8], slot: usize) -> Vec<u8> {
+    [name, format!(":{slot:02}").as_bytes()].concat()
+}
+
+/// The name of the semaphore whose first slot has this key.
+pub(crate) fn name_of(first: &[u8]) -> Option<&[u8]> {
+    first.strip_suffix(b":00")
+}
 
 /// Returns the answer of each node, in the order in which the nodes were named.
 pub(crate) async fn inspect(
@@ -54,8 +66,21 @@ pub(crate) async fn main_lease(
     quorlock_core::client::main_lease(&answers)
 }
 
+/// See [`crate::Quorum::larger_permits`].
+pub(crate) async fn larger_permits(
+    network: &Network,
+    name: &[u8],
+    permits: usize,
+) -> Option<usize> {
+    let further: Keys = (permits..PERMITS_MAX).map(|slot| slot_key(name, slot)).collect();
+    if further.is_empty() {
+        return None;
+    }
+    Some(permits + last_taken(network, &further).await? + 1)
+}
+
 /// The index of the last of these keys that any node reports as taken.
-pub(crate) async fn last_taken(network: &Network, keys: &Keys) -> Option<usize> {
+async fn last_taken(network: &Network, keys: &Keys) -> Option<usize> {
     let routes = inspection_routes(&network.view.load().topology);
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
         let ask = async |connection: &Connection| connection.leases(keys.iter()).await;

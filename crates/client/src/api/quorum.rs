@@ -10,8 +10,8 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::lock_builder::Kind;
-use super::slots::{self, PERMITS_MAX, slot_key};
-use super::{lock_inner, queries};
+use super::lock_inner;
+use super::queries::{self, PERMITS_MAX, slot_key};
 use crate::driver::{Network, NodeInfo, Shards};
 use crate::{
     Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection,
@@ -287,7 +287,7 @@ impl Quorum {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn larger_permits(&self, name: impl AsRef<[u8]>, permits: usize) -> Option<usize> {
-        slots::larger_permits(&self.shards.network, name.as_ref(), permits).await
+        queries::larger_permits(&self.shards.network, name.as_ref(), permits).await
     }
 
     fn name_nodes(
