@@ -1,6 +1,7 @@
 //! The results of calls are true, also when the process was paused or a runtime ends, and calls
 //! that are dropped leave nothing.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use crate::common::{
@@ -8,10 +9,13 @@ use crate::common::{
     wait_until_all_hold, wait_until_free,
 };
 use futures_util::future::join_all;
-use quorlock_client::{AcquireError, ExtendError, NodeError, Quorum, ReleaseError, Released};
+use futures_util::poll;
+use quorlock_client::{
+    AcquireError, ExtendError, NodeError, Ownership, Quorum, ReleaseError, Released,
+};
 use quorlock_testkit::{Direction, Nodes, Server, eventually, eventually_async};
 use tokio::runtime::{Builder, Runtime};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::Instant;
 
 /// Asserts that a call with a long wait fails at once. Returns its first failure.
@@ -148,4 +152,65 @@ fn release_fails_without_panic_after_the_runtime_has_ended() {
     drop(own);
     let released = other.block_on(lock.release());
     assert!(matches!(released, Err(ReleaseError::NoQuorum { .. })), "{released:?}");
+}
+
+#[test]
+fn extension_without_its_runtime_blames_no_node() {
+    let first = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (_nodes, mut lock) = first.block_on(async {
+        let (nodes, quorum) = quorum(3).await;
+        (nodes, quorum.lock("k").acquire().await.unwrap())
+    });
+    drop(first);
+    let second = Builder::new_current_thread().enable_all().build().unwrap();
+    let error = second.block_on(lock.extend()).unwrap_err();
+    assert!(matches!(error, ExtendError::RuntimeEnded), "{error}");
+}
+
+#[tokio::test]
+async fn extension_that_a_majority_confirms_late_is_no_error() {
+    let net = net(3).await;
+    let mut lock =
+        net.quorum.lock("k").node_timeout(Duration::from_millis(100)).acquire().await.unwrap();
+    let watch = lock.watch();
+    net.hold(Direction::ToClient);
+    let mut extending = pin!(lock.extend());
+    assert!(poll!(&mut extending).is_pending());
+    eventually_async(PATIENCE, "the time of the nodes is over", async || {
+        matches!(watch.ownership(), Ownership::Uncertain(_))
+    })
+    .await;
+    net.heal();
+    eventually_async(PATIENCE, "the late answers count", async || {
+        matches!(watch.ownership(), Ownership::Held(_))
+    })
+    .await;
+    // The caller reads the first verdict only now.
+    extending.await.unwrap();
+}
+
+/// Without time, only the verdict can end the wait for the loss.
+#[tokio::test]
+async fn loss_is_told_with_the_verdict() {
+    let (nodes, quorum) = quorum(3).await;
+    let mut lock = quorum.lock("k").acquire().await.unwrap();
+    let watch = lock.watch();
+    let losing = tokio::spawn(async move { watch.lost().await });
+    for node in &nodes {
+        let _: u64 = redis::cmd("DEL").arg("k").query(&mut node.connection()).unwrap();
+    }
+    tokio::time::pause();
+    // Time stands still as long as a task runs.
+    let running = tokio::spawn(async {
+        loop {
+            yield_now().await;
+        }
+    });
+    lock.extend().await.unwrap_err();
+    for _ in 0..100 {
+        yield_now().await;
+    }
+    assert!(losing.is_finished());
+    running.abort();
+    tokio::time::resume();
 }
