@@ -53,6 +53,12 @@ impl Fence {
     }
 }
 
+/// For the fence as a number of a protocol or a file.
+///
+/// ```
+/// # use quorlock_core::Fence;
+/// assert_eq!(u64::from(Fence::of_wall_us(7)), 7);
+/// ```
 impl From<Fence> for u64 {
     fn from(fence: Fence) -> Self {
         fence.0
