@@ -3,13 +3,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use quorlock_core::node::ServerEvent;
-use quorlock_core::node::memory_server::Value;
+use redis::Value;
 
-use super::command::{Command, DBS, KEYS, LockCommand, Meanwhile, Step, Wrap};
+use super::command::{Command, DBS, KEYS, Packet, Step, places};
 use super::episode::{Episode, Outcome, Trouble};
-use super::model::{Expected, Model, is_error, places, replica_abstains};
+use super::model::{Expected, replica_abstains};
 use super::view::{View, compare};
-use super::wire::{Reply, Wire, info, time_us, words};
+use super::wire::{Wire, time_us, words};
 
 /// Time limit for a condition, such as that a replica follows its master.
 const CONDITION_LIMIT: Duration = Duration::from_secs(30);
@@ -29,34 +29,36 @@ impl Episode {
         let kind = step.kind();
         self.note(format!("{kind}: {step:?}"));
         let from = self.now();
-        let deadlines = self.deadlines(from);
+        let deadlines = self.model.deadlines(from);
         match step {
-            Step::Pause { meanwhile } => return self.pause(meanwhile),
+            Step::Pause { before, ends_wait, disconnects, postponed } => {
+                return self.pause(before, ends_wait, disconnects, postponed);
+            }
             Step::Reload => self.reload("DEBUG RELOAD")?,
             Step::LoadAppendOnlyFile => {
                 self.until("the rewrite of the append-only file ends", |episode| {
-                    Ok(info(&mut episode.control, "persistence", "aof_rewrite_in_progress")? == "0"
-                        && info(&mut episode.control, "persistence", "aof_rewrite_scheduled")?
-                            == "0")
+                    for name in ["aof_rewrite_in_progress", "aof_rewrite_scheduled"] {
+                        if episode.control.info("persistence", name)? != "0" {
+                            return Ok(false);
+                        }
+                    }
+                    Ok(true)
                 })?;
                 self.reload("DEBUG LOADAOF")?;
             }
             Step::RewriteAppendOnlyFile => {
-                self.control.call("BGREWRITEAOF")?;
+                let _: Value = self.control.call("BGREWRITEAOF")?;
             }
             Step::Restart => return self.restart(),
             Step::Evict => self.evict()?,
             Step::MoveClock { ms } => self.move_clock(ms)?,
             Step::AttachPeer => return self.attach_peer(),
             Step::DetachPeer => return self.detach_peer(),
-            Step::CutLink { client, commands } => return self.cut_link(client, &commands),
-            Step::ChangeRoles { unreachable_first, attach_at_once, commands } => {
-                return self.change_roles(unreachable_first, attach_at_once, &commands);
+            Step::CutLink(packet) => return self.cut_link(&packet),
+            Step::ChangeRoles { unreachable_first, attach_at_once, packet } => {
+                return self.change_roles(unreachable_first, attach_at_once, &packet);
             }
-            Step::Packet { .. }
-            | Step::Late { .. }
-            | Step::Disconnect { .. }
-            | Step::Pass { .. } => {}
+            Step::Packet(_) | Step::Late { .. } | Step::Disconnect { .. } | Step::Pass { .. } => {}
         }
         let now = self.now();
         if kind != "clock" && deadlines.iter().any(|at| *at <= now.monotonic) {
@@ -83,7 +85,7 @@ impl Episode {
 
     fn expect_ok(&mut self, line: &str) -> Outcome {
         match self.control.call(line)? {
-            Reply::Status(status) if status == "OK" => Ok(()),
+            Value::Okay => Ok(()),
             other => Err(Trouble::Difference(format!("{line} was answered {other:?}"))),
         }
     }
@@ -119,74 +121,62 @@ impl Episode {
     fn move_clock(&mut self, ms: i64) -> Outcome {
         self.wall.step_ms(ms);
         self.until("the server's clock is stepped", |episode| {
-            let shown_us = time_us(&episode.control.call("TIME")?).context("no TIME")?;
+            let shown_us = time_us(episode.control.call("TIME")?)?;
             Ok(shown_us.abs_diff(episode.now().wall_us) < 15_000)
         })
     }
 
-    fn pause(&mut self, meanwhile: Vec<Meanwhile>) -> Outcome {
-        let mut time_passes = false;
-        let mut postponed = Vec::new();
-        let (before_pause, in_pause): (Vec<_>, Vec<_>) =
-            meanwhile.into_iter().partition(|event| matches!(event, Meanwhile::TimePasses { .. }));
-        for event in before_pause {
-            if let Meanwhile::TimePasses { client, db, before } = event {
-                let from = self.now();
-                self.packet(client, &[(db, before)], Wrap::None, None)?;
-                if self.now().monotonic.us_since(from.monotonic) > 25_000 {
-                    return Err(Trouble::Undecided);
-                }
-                time_passes = true;
+    fn pause(
+        &mut self,
+        before: Option<Packet>,
+        ends_wait: Option<Command>,
+        disconnects: Option<usize>,
+        postponed: Option<Packet>,
+    ) -> Outcome {
+        if let Some(before) = &before {
+            let from = self.now();
+            self.packet(before, None)?;
+            if self.now().monotonic.us_since(from.monotonic) > 25_000 {
+                return Err(Trouble::Undecided);
             }
         }
         let from = self.now();
-        let deadlines = self.deadlines(from);
+        let deadlines = self.model.deadlines(from);
         self.expect_ok("CLIENT PAUSE 100000 WRITE")?;
         self.model.server.keys.is_paused = true;
         if deadlines.iter().any(|at| *at <= self.now().monotonic.plus_us(5000)) {
             return Err(Trouble::Undecided);
         }
-        for event in in_pause {
-            match event {
-                Meanwhile::EndWait(command) => {
-                    let reply = self.control.call_all(&[command.words()])?.remove(0);
-                    let now = self.now();
-                    self.execute((now, now), 0, 0, &command, Some(&reply), Wrap::None)?;
-                }
-                Meanwhile::Disconnect(client) => {
-                    if let Some(waiting) = self.clients[client].waiting.take() {
-                        self.reconnect(client)?;
-                        let now = self.now();
-                        self.model
-                            .handle_event(now, &ServerEvent::Disconnected(waiting.blocked_id));
-                        // The server must notice the disconnection before the pause is over.
-                        self.until("the server notices", |episode| {
-                            let waiters = episode.model.server.node.waiters();
-                            Ok(info(&mut episode.control, "lock", "lock_waiters")?
-                                == waiters.to_string())
-                        })?;
-                    }
-                }
-                Meanwhile::Postponed { client, db, command } => {
-                    // A command that writes nothing is not postponed.
-                    if command.is_readonly() {
-                        continue;
-                    }
-                    self.note(format!("  client {client}: [{db}] {}", command.shown()));
-                    let select = words(&format!("SELECT {db}"));
-                    let wire = &mut self.clients[client].wire;
-                    wire.send(&[select, command.words()])?;
-                    wire.receive()?;
-                    postponed.push((client, db, command));
-                }
-                Meanwhile::TimePasses { .. } => {}
-            }
+        if let Some(command) = ends_wait {
+            let replies = self.control.call_all(&[self.sent(&command)])?;
+            self.execute_now(&Packet::one(0, command), replies)?;
         }
-        if time_passes {
+        if let Some(client) = disconnects {
+            self.reconnect(client)?;
+            self.model.disconnect(self.now(), client);
+            // The server must notice the disconnection before the pause is over.
+            self.until("the server notices", |episode| {
+                let waiters = episode.model.server.node.waiters();
+                Ok(episode.control.info("lock", "lock_waiters")? == waiters.to_string())
+            })?;
+        }
+        // A command that writes nothing is not postponed.
+        let postponed = postponed.filter(|packet| !packet.commands[0].is_readonly());
+        if let Some(packet) = &postponed {
+            let command = &packet.commands[0];
+            self.note(format!("  client {}: {command}", packet.client));
+            let sent = [words(&format!("SELECT {}", command.db)), self.sent(command)];
+            let wire = &mut self.clients[packet.client];
+            wire.send(&sent)?;
+            wire.receive()?;
+        }
+        if before.is_some() {
             thread::sleep(PAUSE);
-        }
-        if !time_passes
-            && self.deadlines(from).iter().any(|at| *at <= self.now().monotonic.plus_us(5000))
+        } else if self
+            .model
+            .deadlines(from)
+            .iter()
+            .any(|at| *at <= self.now().monotonic.plus_us(5000))
         {
             return Err(Trouble::Undecided);
         }
@@ -195,12 +185,17 @@ impl Episode {
         self.model.run_until(now);
         self.expect_ok("CLIENT UNPAUSE")?;
         self.model.server.keys.is_paused = false;
-        for (client, db, command) in postponed {
-            let reply = self.clients[client].wire.receive()?;
-            let now = self.now();
-            self.execute((now, now), client, db, &command, Some(&reply), Wrap::None)?;
+        if let Some(packet) = postponed {
+            let replies = vec![self.clients[packet.client].receive()?];
+            self.execute_now(&packet, replies)?;
         }
         self.settle(TOLERANCE_MS)
+    }
+
+    fn execute_now(&mut self, packet: &Packet, replies: Vec<Value>) -> Outcome {
+        let now = self.now();
+        let replies: Vec<_> = replies.into_iter().map(Some).collect();
+        self.execute_all((now, now), packet, &replies)
     }
 
     fn restart(&mut self) -> Outcome {
@@ -212,7 +207,7 @@ impl Episode {
             self.reconnect(client)?;
         }
         let now = self.now();
-        self.model = Model::new(self.config.limits, self.flavor, now);
+        self.model.restart(now);
         // Fences grow across a restart, unless the wall clock was stepped back.
         if self.config.clock_steps {
             self.offsets.forget();
@@ -225,9 +220,7 @@ impl Episode {
                     before.keys.get(&place).filter(|seen| !seen.expires_at_ms.is_some_and(gone));
                 if left != after.keys.get(&place) {
                     return Err(Trouble::Difference(format!(
-                        "a restart with an append-only file: {} {} was {left:?} and is {:?}",
-                        place.0,
-                        KEYS[place.1],
+                        "a restart with an append-only file: {place:?} was {left:?} and is {:?}",
                         after.keys.get(&place)
                     )));
                 }
@@ -247,19 +240,15 @@ impl Episode {
     /// Makes the keys of the model those of the server.
     fn take_over(&mut self, view: &View) {
         self.model.server.keys.clear();
-        for (place, seen) in &view.keys {
-            let value = match &seen.text {
-                Some(text) => Value::text(text, seen.expires_at_ms),
-                None => Value { text: None, expires_at_ms: seen.expires_at_ms },
-            };
-            self.model.put(*place, value);
+        for (place, value) in &view.keys {
+            self.model.put(*place, value.clone());
         }
     }
 
     fn attach_peer(&mut self) -> Outcome {
         let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
         let line = format!("REPLICAOF 127.0.0.1 {}", self.server.port());
-        peer.call(&line)?;
+        let _: Value = peer.call(&line)?;
         self.wait_until_peer_follows(&mut peer)?;
         self.peer_wire = Some(peer);
         self.peer_attached = true;
@@ -270,26 +259,26 @@ impl Episode {
     fn wait_until_peer_follows(&mut self, peer: &mut Wire) -> Outcome {
         let its_port = self.server.port().to_string();
         self.until("the peer follows", |episode| {
-            Ok(info(peer, "replication", "master_port")? == its_port
-                && info(peer, "replication", "master_link_status")? == "up"
-                && info(&mut episode.control, "replication", "slave0")?.contains("state=online"))
+            Ok(peer.info("replication", "master_port")? == its_port
+                && peer.info("replication", "master_link_status")? == "up"
+                && episode.control.info("replication", "slave0")?.contains("state=online"))
         })
     }
 
     fn detach_peer(&mut self) -> Outcome {
         if let Some(peer) = &mut self.peer_wire {
-            peer.call("REPLICAOF NO ONE")?;
+            let _: Value = peer.call("REPLICAOF NO ONE")?;
         }
         self.peer_attached = false;
         self.until("the peer is gone", |episode| {
-            Ok(info(&mut episode.control, "replication", "connected_slaves")? == "0")
+            Ok(episode.control.info("replication", "connected_slaves")? == "0")
         })?;
         self.settle(TOLERANCE_MS)
     }
 
-    fn cut_link(&mut self, client: usize, commands: &[(u32, Command)]) -> Outcome {
-        self.control.call("CLIENT KILL TYPE replica")?;
-        self.packet(client, commands, Wrap::Batch { sleep_ms: 0 }, None)?;
+    fn cut_link(&mut self, packet: &Packet) -> Outcome {
+        let _: Value = self.control.call("CLIENT KILL TYPE replica")?;
+        self.packet(packet, None)?;
         let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
         self.wait_until_peer_follows(&mut peer)?;
         self.peer_wire = Some(peer);
@@ -305,7 +294,7 @@ impl Episode {
             // WAIT waits for the writes of its own connection, so this connection must write first.
             let packet = ["SELECT 9", "SET written last", "WAIT 1 10000"].map(words);
             let replies = self.control.call_all(&packet)?;
-            if replies[2] == Reply::Int(0) {
+            if replies[2] == Value::Int(0) {
                 return Err(Trouble::Failed(anyhow!("the replica does not acknowledge writes")));
             }
             let of_server = self.view()?;
@@ -330,30 +319,28 @@ impl Episode {
         &mut self,
         unreachable_first: bool,
         attach_at_once: bool,
-        commands: &[(u32, Command)],
+        packet: &Packet,
     ) -> Outcome {
         let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
-        peer.call("REPLICAOF NO ONE")?;
+        let _: Value = peer.call("REPLICAOF NO ONE")?;
         if !self.peer_attached {
-            Self::write_keys(&mut peer, commands)?;
+            write_keys(&mut peer, &packet.commands)?;
         }
         self.peer_attached = false;
         if unreachable_first {
             // No server listens on this port.
-            self.control.call("REPLICAOF 127.0.0.1 1")?;
-            self.handle_demotion()?;
+            self.demote("REPLICAOF 127.0.0.1 1")?;
             thread::sleep(UNREACHABLE);
         }
         let its_port = self.peer.as_ref().context("there is no peer")?.port();
-        self.control.call(&format!("REPLICAOF 127.0.0.1 {its_port}"))?;
-        self.handle_demotion()?;
+        self.demote(&format!("REPLICAOF 127.0.0.1 {its_port}"))?;
         self.until("the server follows", |episode| {
-            Ok(info(&mut episode.control, "replication", "master_link_status")? == "up")
+            Ok(episode.control.info("replication", "master_link_status")? == "up")
         })?;
         self.check_replica_grants_nothing()?;
         // On a replica, keys expire a little later than on the master.
         thread::sleep(Duration::from_millis(20));
-        self.control.call("REPLICAOF NO ONE")?;
+        let _: Value = self.control.call("REPLICAOF NO ONE")?;
         let now = self.now();
         self.model.handle_event(now, &ServerEvent::Promoted);
         let view = self.view()?;
@@ -361,39 +348,22 @@ impl Episode {
         self.forget_tolerances();
         self.settle(TOLERANCE_MS)?;
         self.wait_for_quiet(60_000)?;
-        self.packet(0, commands, Wrap::Batch { sleep_ms: 0 }, None)?;
+        self.packet(packet, None)?;
         self.peer_wire = Some(peer);
         if attach_at_once { self.attach_peer() } else { Ok(()) }
     }
 
-    /// Writes to the peer the keys that these commands extend or release, so that the commands find
-    /// keys even if the peer was never a replica of the server. In that case, the server may have
-    /// no replication backlog.
-    fn write_keys(peer: &mut Wire, commands: &[(u32, Command)]) -> Outcome {
-        peer.call("FLUSHALL")?;
-        for (index, (db, command)) in commands.iter().enumerate() {
-            let Command::Lock(
-                LockCommand::Extend { keys, token, .. } | LockCommand::Release { keys, token },
-            ) = command
-            else {
-                continue;
-            };
-            let (key, ms) = (KEYS[keys.in_node_order()[0]], 60_000 + 1000 * index);
-            peer.call(&format!("SELECT {db}"))?;
-            peer.call(&format!("SET {key} {token} PX {ms}"))?;
-        }
-        Ok(())
-    }
-
-    /// Makes the model a replica, and checks that the server has ended all waits.
-    fn handle_demotion(&mut self) -> Outcome {
+    /// Makes the server and the model replicas, and checks that the server has ended all waits.
+    fn demote(&mut self, line: &str) -> Outcome {
+        self.expect_ok(line)?;
         let now = self.now();
         for client in 0..self.clients.len() {
-            let Some(waiting) = self.clients[client].waiting.take() else { continue };
-            self.model.handle_event(now, &ServerEvent::Disconnected(waiting.blocked_id));
-            match self.clients[client].wire.receive()? {
-                Reply::Error(error) if error.starts_with("UNBLOCKED") => {}
-                Reply::Closed => {}
+            if !self.model.disconnect(now, client) {
+                continue;
+            }
+            match self.clients[client].receive() {
+                Ok(Value::ServerError(error)) if error.code() == "UNBLOCKED" => {}
+                Err(error) if error.is_connection_dropped() => {}
                 other => {
                     return Err(Trouble::Difference(format!(
                         "client {client} waited on a server that became a replica, and was not \
@@ -409,15 +379,12 @@ impl Episode {
 
     fn check_replica_grants_nothing(&mut self) -> Outcome {
         let line = format!("LOCK.ACQUIRE {} a 1000", KEYS[0]);
-        let reply = self.control.call(&line)?;
-        match &reply {
-            Reply::Error(error)
-                if error.starts_with("READONLY") || is_error(&replica_abstains(), error) =>
-            {
-                Ok(())
-            }
-            other => Err(Trouble::Difference(format!("a replica: {line} was answered {other:?}"))),
+        let reply: Value = self.control.call(&line)?;
+        let mut agrees = |expected| compare(&Expected::Error(expected), &reply, &mut self.offsets);
+        if ["READONLY".into(), replica_abstains()].into_iter().any(|start| agrees(start).is_ok()) {
+            return Ok(());
         }
+        Err(Trouble::Difference(format!("a replica: {line} was answered {reply:?}")))
     }
 
     /// Compares everything once more at the end of an episode.
@@ -435,8 +402,8 @@ impl Episode {
         }
         // The server must have no other keys than the model.
         for db in 0..DBS {
-            self.control.call(&format!("SELECT {db}"))?;
-            let size = self.control.call("DBSIZE")?;
+            let _: Value = self.control.call(&format!("SELECT {db}"))?;
+            let size: Value = self.control.call("DBSIZE")?;
             let keys = self.model.server.keys.iter().filter(|(its_db, ..)| *its_db == db).count();
             let expected = Expected::Int(i64::try_from(keys).unwrap_or(i64::MAX));
             compare(&expected, &size, &mut self.offsets)
@@ -444,4 +411,18 @@ impl Episode {
         }
         Ok(())
     }
+}
+
+/// Writes the keys that these commands extend or release, so that the commands find keys even if
+/// the peer was never a replica of the server. In that case, the server may have no replication
+/// backlog.
+fn write_keys(peer: &mut Wire, commands: &[Command]) -> Outcome {
+    let _: Value = peer.call("FLUSHALL")?;
+    for (index, command) in commands.iter().enumerate() {
+        let Some(lock) = command.lock() else { continue };
+        let (key, token, ms) = (lock.keys[0], lock.token, 60_000 + 1000 * index);
+        let _: Value = peer.call(&format!("SELECT {}", command.db))?;
+        let _: Value = peer.call(&format!("SET {key} {token} PX {ms}"))?;
+    }
+    Ok(())
 }

@@ -1,10 +1,10 @@
-//! The steps of an episode, and the commands in them.
+//! The commands of an episode, and the steps in which they are sent.
 
-use std::fmt::Display;
+use std::fmt;
+use std::str::FromStr;
 
+use quorlock_core::Fence;
 use quorlock_core::node::Mode;
-
-use super::wire::{Words, words};
 
 /// The keys of all commands, in the order of their bytes. One of them is too long to be stored
 /// without an allocation.
@@ -14,336 +14,200 @@ pub(super) const KEYS: [&str; 4] =
 /// Number of databases that the commands use.
 pub(super) const DBS: u32 = 2;
 
-/// The tokens of all commands. Few, so that several locks use the same token.
+/// The tokens of all drawn commands. Few, so that several locks use the same token.
 pub(super) const TOKENS: [&str; 6] =
     ["a", "b", "cc", "dd", "e", "a-token-of-more-bytes-than-fit-inline"];
 
-/// A key, by its index in [`KEYS`].
-pub(super) type KeyIndex = usize;
-
-/// A key and its database.
-pub(super) type Place = (u32, KeyIndex);
-
-/// A proposed fence. Its two values may differ, because the clocks of server and model differ.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ProposedFence {
-    pub(super) of_server: u64,
-    pub(super) of_model: u64,
-}
-
-#[derive(Clone, Debug)]
-pub(super) enum LockCommand {
-    Acquire {
-        keys: Keys,
-        token: &'static str,
-        ttl_ms: u64,
-        mode: Mode,
-        wait_ms: Option<u64>,
-        fence: Option<ProposedFence>,
-        owner: Option<&'static str>,
-    },
-    Extend {
-        keys: Keys,
-        token: &'static str,
-        ttl_ms: u64,
-        mode: Mode,
-        fence: Option<ProposedFence>,
-        new_token: Option<&'static str>,
-    },
-    Release {
-        keys: Keys,
-        token: &'static str,
-    },
-    Yield {
-        keys: Keys,
-        token: &'static str,
-    },
-    Inspect {
-        key: KeyIndex,
-    },
-    Revoke {
-        key: KeyIndex,
-        ends_now: bool,
-    },
-    /// All locks of the database with matching keys, in one call.
-    Scan {
-        pattern: Option<&'static str>,
-    },
-}
-
 pub(super) const PATTERNS: [&str; 4] = ["*a", "[b-d]*", "*-with-a-*", "gamm?"];
 
-/// The keys of a command, in the order of the request. A key may occur twice.
+/// One of [`KEYS`], and its database.
+pub(super) type Place = (u32, &'static str);
+
+pub(super) fn places() -> impl Iterator<Item = Place> {
+    (0..DBS).flat_map(|db| KEYS.into_iter().map(move |key| (db, key)))
+}
+
+/// A command as text: its words in the order in which a client sends them.
+///
+/// Two words differ from those that are sent: a client in `CLIENT UNBLOCK` and `CLIENT KILL` is
+/// named by its number, and the value in `RESTORE` is not dumped.
 #[derive(Clone, Debug)]
-pub(super) enum Keys {
-    One(KeyIndex),
-    /// All of these keys, with `numkeys`.
-    Counted(Vec<KeyIndex>),
-    /// Any one of these keys, in the order that the client prefers. Only for `LOCK.ACQUIREANY`.
-    Any(Vec<KeyIndex>),
+pub(super) struct Command {
+    pub(super) db: u32,
+    pub(super) text: String,
+    /// The proposed fence in the model. It may differ from that of the server, which is in the
+    /// text, because their clocks differ.
+    model_fence: Option<u64>,
 }
 
-/// A command of the server itself.
-#[derive(Clone, Debug)]
-pub(super) enum PlainCommand {
-    Del(KeyIndex),
-    Unlink(KeyIndex),
-    GetDel(KeyIndex),
-    Set { key: KeyIndex, value: &'static str, px_ms: Option<u64>, condition: Option<SetCondition> },
-    PSetEx { key: KeyIndex, value: &'static str, ms: u64 },
-    Append { key: KeyIndex, value: &'static str },
-    PExpire { key: KeyIndex, ms: i64 },
-    Persist(KeyIndex),
-    Rename { from: KeyIndex, to: KeyIndex },
-    Copy { from: KeyIndex, to: Place, replace: bool },
-    Move { key: KeyIndex, to_db: u32 },
-    Restore { key: KeyIndex, value: &'static str, dumped: Vec<u8>, ms: u64, replace: bool },
-    LPush(KeyIndex),
-    Flush { all: bool, lazily: bool },
-    SwapDb,
+/// The parts of a `LOCK` command.
+pub(super) struct LockCommand<'a> {
+    /// Such as `ACQUIRE`, also if the command is for several keys.
+    pub(super) name: &'a str,
+    /// Each key once, in the order of the node: sorted, or if `is_any` as given.
+    pub(super) keys: Vec<&'static str>,
+    /// Whether any one of the keys is enough.
+    pub(super) is_any: bool,
+    pub(super) token: &'a str,
+    pub(super) ttl_ms: u64,
+    pub(super) mode: Mode,
+    pub(super) wait_ms: Option<u64>,
+    pub(super) fence: Option<Fence>,
+    pub(super) owner: Option<&'a str>,
+    pub(super) new_token: Option<&'a str>,
+    pub(super) ends_now: bool,
+    pub(super) pattern: Option<&'a str>,
 }
 
-/// The state of the key that a SET requires.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SetCondition {
-    Missing,
-    Present,
+pub(super) fn number<T: FromStr>(word: &str) -> T {
+    word.parse().unwrap_or_else(|_| panic!("{word:?} is no number"))
 }
 
-#[derive(Clone, Debug)]
-pub(super) enum Command {
-    Lock(LockCommand),
-    Plain(PlainCommand),
-    /// `CLIENT UNBLOCK`. `client` is the index of a waiting client, `id` its ID on the server.
-    Unblock {
-        client: usize,
-        id: i64,
-        with_error: bool,
-    },
-    /// `CLIENT KILL` of a waiting client, with the same fields.
-    Kill {
-        client: usize,
-        id: i64,
-    },
+pub(super) fn key(name: &str) -> &'static str {
+    known_key(name.as_bytes()).unwrap_or_else(|| panic!("{name:?} names no key"))
 }
 
-pub(super) fn key_index(name: &[u8]) -> Option<KeyIndex> {
-    KEYS.iter().position(|known| known.as_bytes() == name)
+pub(super) fn known_key(name: &[u8]) -> Option<&'static str> {
+    KEYS.into_iter().find(|key| key.as_bytes() == name)
 }
 
-impl Keys {
-    /// Returns each key once, in the order of the node: sorted, or for [`Keys::Any`] as given.
-    pub(super) fn in_node_order(&self) -> Vec<KeyIndex> {
-        match self {
-            Self::One(key) => vec![*key],
-            Self::Counted(keys) => {
-                let mut keys = keys.clone();
-                keys.sort_unstable();
-                keys.dedup();
-                keys
-            }
-            Self::Any(keys) => {
-                let mut once = Vec::new();
-                for key in keys {
-                    if !once.contains(key) {
-                        once.push(*key);
-                    }
-                }
-                once
-            }
-        }
-    }
+/// The number of a client in a text, as the index of its connection.
+pub(super) fn client(number: &str) -> usize {
+    let number: usize = number.parse().unwrap_or_else(|_| panic!("{number:?} names no client"));
+    number - 1
+}
 
-    fn words(&self, command: &str) -> Words {
-        let (name, keys) = match self {
-            Self::One(key) => return words(&format!("LOCK.{command} {}", KEYS[*key])),
-            Self::Counted(keys) => (format!("LOCK.M{command}"), keys),
-            Self::Any(keys) => (format!("LOCK.{command}ANY"), keys),
-        };
-        let names: Vec<_> = keys.iter().map(|&key| KEYS[key]).collect();
-        words(&format!("{name} {} {}", names.len(), names.join(" ")))
-    }
+/// Returns the word after the name of an option.
+pub(super) fn option<'a>(words: &[&'a str], name: &str) -> Option<&'a str> {
+    words.iter().skip_while(|word| **word != name).nth(1).copied()
 }
 
 impl Command {
-    pub(super) fn words(&self) -> Words {
-        match self {
-            Self::Lock(command) => command.words(),
-            Self::Plain(command) => command.words(),
-            Self::Unblock { id, with_error, .. } => words(&format!(
-                "CLIENT UNBLOCK {id} {}",
-                if *with_error { "ERROR" } else { "TIMEOUT" }
-            )),
-            Self::Kill { id, .. } => words(&format!("CLIENT KILL ID {id}")),
-        }
+    pub(super) fn new(db: u32, text: impl Into<String>) -> Self {
+        Self { db, text: text.into(), model_fence: None }
     }
 
-    pub(super) fn shown(&self) -> String {
-        let words: Vec<_> =
-            self.words().iter().map(|word| word.escape_ascii().to_string()).collect();
-        words.join(" ")
+    pub(super) fn words(&self) -> Vec<&str> {
+        self.text.split_whitespace().collect()
+    }
+
+    /// Replaces a proposed fence such as `last+5` by a number: `last` is the last fence of the
+    /// first key, in the model and on the server, and `now` the wall clock.
+    pub(super) fn propose(&mut self, wall_us: u64, last: impl Fn(Place) -> Option<(u64, u64)>) {
+        let Some((before, rest)) = self.text.split_once(" FENCE ") else { return };
+        let (proposed, after) = rest.split_once(' ').unwrap_or((rest, ""));
+        let (of_model, of_server) = if let Some(ahead_ms) = proposed.strip_prefix("now") {
+            let fence = wall_us.saturating_add_signed(number::<i64>(ahead_ms) * 1000);
+            (fence, fence)
+        } else if let Some(by) = proposed.strip_prefix("last") {
+            let place = self.lock().map(|lock| (self.db, lock.keys[0]));
+            let last = place.and_then(last);
+            let (model, server) = last.unwrap_or_else(|| panic!("no fence before {self}"));
+            let by: i64 = number(by);
+            (model.saturating_add_signed(by), server.saturating_add_signed(by))
+        } else {
+            (number(proposed), number(proposed))
+        };
+        self.text = format!("{before} FENCE {of_server} {after}");
+        self.model_fence = Some(of_model);
+    }
+
+    /// Returns the parts of a `LOCK` command; `None` for another one.
+    pub(super) fn lock(&self) -> Option<LockCommand<'_>> {
+        let words = self.words();
+        let full_name = words[0].strip_prefix("LOCK.")?;
+        let (of_all, of_any) = (full_name.strip_prefix('M'), full_name.strip_suffix("ANY"));
+        let name = of_all.or(of_any).unwrap_or(full_name);
+        let (first, count) = match name {
+            "SCAN" => (1, 0),
+            _ if name == full_name => (1, 1),
+            _ => (2, number(words[1])),
+        };
+        let (names, rest) = words[first..].split_at(count);
+        let mut given: Vec<_> = names.iter().map(|name| key(name)).collect();
+        if of_any.is_none() {
+            given.sort_unstable();
+        }
+        let mut keys = Vec::new();
+        for key in given {
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        let is_shared = rest.contains(&"SHARED");
+        Some(LockCommand {
+            name,
+            keys,
+            is_any: of_any.is_some(),
+            token: rest.first().copied().unwrap_or_default(),
+            ttl_ms: rest.get(1).and_then(|ms| ms.parse().ok()).unwrap_or_default(),
+            mode: if is_shared { Mode::Shared } else { Mode::Exclusive },
+            wait_ms: option(rest, "WAIT").map(number),
+            fence: self.model_fence.map(|fence| Fence::new(fence).unwrap_or_default()),
+            owner: option(rest, "OWNER"),
+            new_token: option(rest, "TOKEN"),
+            ends_now: rest.contains(&"NOW"),
+            pattern: option(rest, "MATCH"),
+        })
+    }
+
+    /// Returns the client whose wait an operator ends by this command, and how: by `TIMEOUT`,
+    /// `ERROR`, or `KILL`.
+    pub(super) fn ended_wait(&self) -> Option<(usize, &str)> {
+        match self.words()[..] {
+            ["CLIENT", "UNBLOCK", number, how] => Some((client(number), how)),
+            ["CLIENT", how, "ID", number] => Some((client(number), how)),
+            _ => None,
+        }
     }
 
     /// Returns whether the server treats the command as a read.
     pub(super) fn is_readonly(&self) -> bool {
-        matches!(self, Self::Lock(LockCommand::Inspect { .. } | LockCommand::Scan { .. }))
+        ["LOCK.INSPECT", "LOCK.SCAN"].contains(&self.words()[0])
     }
 
     pub(super) fn may_wait(&self) -> bool {
-        matches!(self, Self::Lock(LockCommand::Acquire { wait_ms: Some(1..), .. }))
+        self.lock().and_then(|lock| lock.wait_ms).is_some_and(|wait_ms| wait_ms > 0)
     }
 }
 
-impl LockCommand {
-    fn words(&self) -> Words {
-        match self {
-            Self::Acquire { keys, token, ttl_ms, mode, wait_ms, fence, owner } => {
-                let mut all = keys.words("ACQUIRE");
-                all.extend(words(&format!("{token} {ttl_ms}{}", shared(*mode))));
-                add_option(&mut all, "WAIT", *wait_ms);
-                add_option(&mut all, "FENCE", fence.map(|fence| fence.of_server));
-                add_option(&mut all, "OWNER", *owner);
-                all
-            }
-            Self::Extend { keys, token, ttl_ms, mode, fence, new_token } => {
-                let mut all = keys.words("EXTEND");
-                all.extend(words(&format!("{token} {ttl_ms}{}", shared(*mode))));
-                add_option(&mut all, "FENCE", fence.map(|fence| fence.of_server));
-                add_option(&mut all, "TOKEN", *new_token);
-                all
-            }
-            Self::Release { keys, token } => {
-                let mut all = keys.words("RELEASE");
-                all.extend(words(token));
-                all
-            }
-            Self::Yield { keys, token } => {
-                let mut all = keys.words("YIELD");
-                all.extend(words(token));
-                all
-            }
-            Self::Inspect { key } => words(&format!("LOCK.INSPECT {}", KEYS[*key])),
-            Self::Revoke { key, ends_now } => {
-                words(&format!("LOCK.REVOKE {}{}", KEYS[*key], if *ends_now { " NOW" } else { "" }))
-            }
-            Self::Scan { pattern: None } => words("LOCK.SCAN 0 COUNT 1000"),
-            Self::Scan { pattern: Some(pattern) } => {
-                words(&format!("LOCK.SCAN 0 MATCH {pattern} COUNT 1000"))
-            }
-        }
-    }
-}
-
-fn add_option(all: &mut Words, name: &str, value: Option<impl Display>) {
-    if let Some(value) = value {
-        all.extend(words(&format!("{name} {value}")));
-    }
-}
-
-fn shared(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "",
-        Mode::Shared => " SHARED",
-    }
-}
-
-impl PlainCommand {
-    /// Returns the keys that the server looks up, in this order. A lookup removes an expired key.
-    /// The server replaces or flushes some keys without a lookup.
-    pub(super) fn keys_looked_up(&self, db: u32) -> Vec<Place> {
-        match self {
-            Self::Del(key)
-            | Self::Unlink(key)
-            | Self::GetDel(key)
-            | Self::Set { key, .. }
-            | Self::PSetEx { key, .. }
-            | Self::Append { key, .. }
-            | Self::PExpire { key, .. }
-            | Self::Persist(key)
-            | Self::Restore { key, replace: false, .. }
-            | Self::LPush(key) => vec![(db, *key)],
-            Self::Rename { from, to } => vec![(db, *from), (db, *to)],
-            Self::Copy { from, to, .. } => vec![(db, *from), *to],
-            Self::Move { key, to_db } => vec![(db, *key), (*to_db, *key)],
-            Self::Restore { replace: true, .. } | Self::Flush { .. } | Self::SwapDb => Vec::new(),
-        }
-    }
-
-    fn words(&self) -> Words {
-        let line = match self {
-            Self::Del(key) => format!("DEL {}", KEYS[*key]),
-            Self::Unlink(key) => format!("UNLINK {}", KEYS[*key]),
-            Self::GetDel(key) => format!("GETDEL {}", KEYS[*key]),
-            Self::Set { key, value, px_ms, condition } => {
-                let mut line = format!("SET {} {value}", KEYS[*key]);
-                if let Some(condition) = condition {
-                    line += if *condition == SetCondition::Missing { " NX" } else { " XX" };
-                }
-                if let Some(ms) = px_ms {
-                    line.push_str(" PX ");
-                    line.push_str(&ms.to_string());
-                }
-                line
-            }
-            Self::PSetEx { key, value, ms } => format!("PSETEX {} {ms} {value}", KEYS[*key]),
-            Self::Append { key, value } => format!("APPEND {} {value}", KEYS[*key]),
-            Self::PExpire { key, ms } => format!("PEXPIRE {} {ms}", KEYS[*key]),
-            Self::Persist(key) => format!("PERSIST {}", KEYS[*key]),
-            Self::Rename { from, to } => format!("RENAME {} {}", KEYS[*from], KEYS[*to]),
-            Self::Copy { from, to: (db, to), replace } => {
-                let replace = if *replace { " REPLACE" } else { "" };
-                format!("COPY {} {} DB {db}{replace}", KEYS[*from], KEYS[*to])
-            }
-            Self::Move { key, to_db } => format!("MOVE {} {to_db}", KEYS[*key]),
-            Self::Restore { key, value: _, dumped, ms, replace } => {
-                let mut all = words(&format!("RESTORE {} {ms}", KEYS[*key]));
-                all.push(dumped.clone());
-                if *replace {
-                    all.push(b"REPLACE".to_vec());
-                }
-                return all;
-            }
-            Self::LPush(key) => format!("LPUSH {} item", KEYS[*key]),
-            Self::Flush { all, lazily } => {
-                let how = if *lazily { "ASYNC" } else { "SYNC" };
-                format!("{} {how}", if *all { "FLUSHALL" } else { "FLUSHDB" })
-            }
-            Self::SwapDb => "SWAPDB 0 1".into(),
-        };
-        words(&line)
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}] {}", self.db, self.text)
     }
 }
 
 /// Time from the first command of a [`Step::Late`] to its deadline, in milliseconds.
 pub(super) const LATE_MS: u64 = 30;
 
-/// How the commands of a packet are sent.
-#[derive(Clone, Copy, Debug)]
+/// How the commands of a packet are executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wrap {
-    /// One command.
-    None,
-    /// Several commands in one turn. Before them, the server sleeps.
-    Batch { sleep_ms: u64 },
-    /// Several commands in one transaction. At its start, the server sleeps.
-    Multi { sleep_ms: u64 },
-    /// Several commands in one script. Before them, the script keeps the server busy.
-    Script { busy_ms: u64 },
+    /// In one turn.
+    Batch,
+    Multi,
+    Script,
+}
+
+/// Commands that a client sends together.
+#[derive(Clone, Debug)]
+pub(super) struct Packet {
+    pub(super) client: usize,
+    pub(super) commands: Vec<Command>,
+    pub(super) wrap: Wrap,
+    /// Before the first command, the server is busy for this time: it sleeps, or in a script it
+    /// counts.
+    pub(super) busy_ms: u64,
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    /// Commands, each with its database.
-    Packet {
-        client: usize,
-        commands: Vec<(u32, Command)>,
-        wrap: Wrap,
-    },
-    /// A command, and a packet in which the server sleeps until the command's deadline has passed.
+    Packet(Packet),
+    /// A packet of one command, and a packet in which the server sleeps until the command's
+    /// deadline has passed. Another client sends it if the first one waits.
     Late {
-        client: usize,
-        before: (u32, Command),
-        after: Vec<(u32, Command)>,
-        wrap: Wrap,
+        before: Packet,
+        after: Packet,
     },
     Disconnect {
         client: usize,
@@ -352,9 +216,15 @@ pub(super) enum Step {
     Pass {
         ms: u64,
     },
-    /// Writes are paused. These events happen meanwhile.
+    /// Writes are paused.
     Pause {
-        meanwhile: Vec<Meanwhile>,
+        /// Sent before the pause. Its deadline passes during the pause.
+        before: Option<Packet>,
+        /// An operator ends the wait of a client.
+        ends_wait: Option<Command>,
+        disconnects: Option<usize>,
+        /// A client sends a command, which the server executes when the pause is over.
+        postponed: Option<Packet>,
     },
     Reload,
     LoadAppendOnlyFile,
@@ -366,58 +236,44 @@ pub(super) enum Step {
     },
     AttachPeer,
     DetachPeer,
-    /// The link to the peer is cut, and these commands are sent before it is back.
-    CutLink {
-        client: usize,
-        commands: Vec<(u32, Command)>,
-    },
-    /// The server becomes a replica of its peer, then a master again, and executes these commands.
+    /// The link to the peer is cut, and this packet is sent before it is back.
+    CutLink(Packet),
+    /// The server becomes a replica of its peer, then a master again, and executes this packet.
     ChangeRoles {
         /// Whether the server first becomes a replica of an unreachable master.
         unreachable_first: bool,
         /// Whether the peer becomes a replica of the server at the end.
         attach_at_once: bool,
-        commands: Vec<(u32, Command)>,
-    },
-}
-
-#[derive(Clone, Debug)]
-pub(super) enum Meanwhile {
-    /// An operator ends the wait of a client.
-    EndWait(Command),
-    Disconnect(usize),
-    /// A client sends a command, which the server executes when the pause is over.
-    Postponed {
-        client: usize,
-        db: u32,
-        command: Command,
-    },
-    /// A command is sent before the pause, and its deadline passes during the pause.
-    TimePasses {
-        client: usize,
-        db: u32,
-        before: Command,
+        packet: Packet,
     },
 }
 
 impl Wrap {
-    /// Returns the time for which the server is busy before the first command.
-    pub(super) fn sleep_ms(self) -> u64 {
-        match self {
-            Self::None => 0,
-            Self::Batch { sleep_ms } | Self::Multi { sleep_ms } => sleep_ms,
-            Self::Script { busy_ms } => busy_ms,
-        }
+    /// Returns whether the server executes the commands as one, in which none of them waits.
+    pub(super) fn is_atomic(self) -> bool {
+        self != Self::Batch
+    }
+}
+
+impl Packet {
+    pub(super) fn batch(client: usize, commands: Vec<Command>) -> Self {
+        Self { client, commands, wrap: Wrap::Batch, busy_ms: 0 }
+    }
+
+    pub(super) fn one(client: usize, command: Command) -> Self {
+        Self::batch(client, vec![command])
     }
 }
 
 impl Step {
     pub(super) fn kind(&self) -> &'static str {
         match self {
-            Self::Packet { wrap: Wrap::None, .. } => "command",
-            Self::Packet { wrap: Wrap::Batch { .. }, .. } => "batch",
-            Self::Packet { wrap: Wrap::Multi { .. }, .. } => "multi",
-            Self::Packet { wrap: Wrap::Script { .. }, .. } => "script",
+            Self::Packet(Packet { wrap: Wrap::Batch, commands, .. }) if commands.len() == 1 => {
+                "command"
+            }
+            Self::Packet(Packet { wrap: Wrap::Batch, .. }) => "batch",
+            Self::Packet(Packet { wrap: Wrap::Multi, .. }) => "multi",
+            Self::Packet(Packet { wrap: Wrap::Script, .. }) => "script",
             Self::Late { .. } => "late",
             Self::Disconnect { .. } => "disconnect",
             Self::Pass { .. } => "pass",
@@ -430,7 +286,7 @@ impl Step {
             Self::MoveClock { .. } => "clock",
             Self::AttachPeer => "attach",
             Self::DetachPeer => "detach",
-            Self::CutLink { .. } => "cut",
+            Self::CutLink(_) => "cut",
             Self::ChangeRoles { .. } => "roles",
         }
     }

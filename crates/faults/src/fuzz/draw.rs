@@ -1,12 +1,11 @@
+use std::fmt::Display;
+
 use quorlock_core::node::{Mode, Now};
 use rand::RngExt as _;
 
-use super::command::{
-    Command, DBS, KEYS, KeyIndex, Keys, LATE_MS, LockCommand, Meanwhile, PATTERNS, Place,
-    PlainCommand, ProposedFence, SetCondition, Step, TOKENS, Wrap,
-};
+use super::command::{Command, DBS, KEYS, LATE_MS, PATTERNS, Packet, Place, Step, TOKENS, Wrap};
 use super::episode::Episode;
-use super::model::{MAX_CLOCK_SKEW_MS, mode_of};
+use super::model::MAX_CLOCK_SKEW_MS;
 
 /// How long the server sleeps in a packet so that a deadline passes meanwhile, in milliseconds.
 const LATE_SLEEP_MS: u64 = 55;
@@ -28,17 +27,17 @@ const APART_US: u64 = 80_000;
 
 /// Makes all flushes lazy. Otherwise Redis 8 blocks a client during a flush, and executes the rest
 /// of its packet in another turn.
-fn flush_lazily(commands: &mut [(u32, Command)]) {
-    for (_, command) in commands {
-        if let Command::Plain(PlainCommand::Flush { lazily, .. }) = command {
-            *lazily = true;
+fn flush_lazily(commands: &mut [Command]) {
+    for command in commands {
+        if command.text.starts_with("FLUSH") {
+            command.text = command.text.replace(" SYNC", " ASYNC");
         }
     }
 }
 
 pub(super) fn step(episode: &mut Episode) -> Step {
     let now = episode.now();
-    let taken_us = episode.deadlines(now).iter().map(|at| at.us()).collect();
+    let taken_us = episode.model.deadlines(now).iter().map(|at| at.us()).collect();
     Draw { episode, now, taken_us, allows_near: true }.step()
 }
 
@@ -49,6 +48,10 @@ impl Draw<'_> {
 
     fn below(&mut self, end: usize) -> usize {
         self.episode.rng.random_range(0..end)
+    }
+
+    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len())]
     }
 
     fn step(mut self) -> Step {
@@ -69,7 +72,7 @@ impl Draw<'_> {
             84..87 if config.peer && self.episode.peer_attached => return Step::DetachPeer,
             87..97 if config.peer && self.episode.peer_attached => {
                 self.allows_near = false;
-                return Step::CutLink { client, commands: self.commands(2, false) };
+                return Step::CutLink(Packet::batch(client, self.commands(2, false)));
             }
             97..120 if config.peer && config.limits.max_ttl_ms < 10_000 => {
                 return self.change_roles();
@@ -80,22 +83,9 @@ impl Draw<'_> {
         }
         match self.episode.rng.random_range(0..100) {
             0..62 => self.any_command(client),
-            62..74 => {
-                let commands = self.commands(4, true);
-                Step::Packet { client, commands, wrap: Wrap::Batch { sleep_ms: 0 } }
-            }
-            74..82 => {
-                let sleep_ms = if self.chance(0.05) { 60 } else { 0 };
-                self.allows_near = sleep_ms == 0;
-                let commands = self.in_one_db(4);
-                Step::Packet { client, commands, wrap: Wrap::Multi { sleep_ms } }
-            }
-            82..90 => {
-                let busy_ms = if self.chance(0.05) { 40 } else { 0 };
-                self.allows_near = busy_ms == 0;
-                let commands = self.in_one_db(4);
-                Step::Packet { client, commands, wrap: Wrap::Script { busy_ms } }
-            }
+            62..74 => Step::Packet(Packet::batch(client, self.commands(4, true))),
+            74..82 => self.atomic(client, Wrap::Multi, 60),
+            82..90 => self.atomic(client, Wrap::Script, 40),
             _ => self.end_wait(),
         }
     }
@@ -109,12 +99,11 @@ impl Draw<'_> {
                 let mut commands = Vec::new();
                 if self.chance(0.4) {
                     self.allows_near = false;
-                    commands.push((db, self.command(db, false)));
+                    commands.push(self.command(db, false));
                 }
                 flush_lazily(&mut commands);
-                let end = self.unblock_or_kill();
-                commands.extend(end.map(|end| (db, end)));
-                Step::Packet { client, commands, wrap: Wrap::Batch { sleep_ms: 0 } }
+                commands.extend(self.unblock_or_kill(db));
+                Step::Packet(Packet::batch(client, commands))
             }
             (Some(client), None) => Step::Disconnect { client },
             (None, client) => self.any_command(client.unwrap_or(0)),
@@ -123,19 +112,36 @@ impl Draw<'_> {
 
     fn any_command(&mut self, client: usize) -> Step {
         let db = self.db();
-        let command = self.command(db, true);
-        Step::Packet { client, commands: vec![(db, command)], wrap: Wrap::None }
+        Step::Packet(Packet::one(client, self.command(db, true)))
+    }
+
+    /// Draws a transaction or a script of 1 to 4 commands. Sometimes it takes a long time.
+    fn atomic(&mut self, client: usize, wrap: Wrap, long_ms: u64) -> Step {
+        let busy_ms = if self.chance(0.05) { long_ms } else { 0 };
+        self.allows_near = busy_ms == 0;
+        let db = self.db();
+        let mut commands = Vec::new();
+        for _ in 0..=self.below(4) {
+            let mut command = self.command(db, false);
+            let acquires = command.lock().is_some_and(|lock| lock.name == "ACQUIRE");
+            // No WAIT blocks here.
+            if acquires && self.chance(0.3) {
+                command.text.push_str(" WAIT 1000");
+            }
+            commands.push(command);
+        }
+        Step::Packet(Packet { client, commands, wrap, busy_ms })
     }
 
     /// Draws a command that ends the wait of a client. Returns `None` if no client waits.
-    fn unblock_or_kill(&mut self) -> Option<Command> {
-        let client = self.waiting_client()?;
-        let id = self.episode.clients[client].wire.id;
-        Some(if self.chance(0.4) {
-            Command::Kill { client, id }
-        } else {
-            Command::Unblock { client, id, with_error: self.chance(0.4) }
-        })
+    fn unblock_or_kill(&mut self, db: u32) -> Option<Command> {
+        let number = self.waiting_client()? + 1;
+        let text = match (self.chance(0.4), self.chance(0.4)) {
+            (true, _) => format!("CLIENT KILL ID {number}"),
+            (false, true) => format!("CLIENT UNBLOCK {number} ERROR"),
+            (false, false) => format!("CLIENT UNBLOCK {number} TIMEOUT"),
+        };
+        Some(Command::new(db, text))
     }
 
     fn idle_client(&mut self) -> Option<usize> {
@@ -147,16 +153,16 @@ impl Draw<'_> {
     }
 
     fn some_client(&mut self, waits: bool) -> Option<usize> {
-        let clients = &self.episode.clients;
+        let waiting = &self.episode.model.waiting;
         let found: Vec<_> =
-            (0..clients.len()).filter(|&index| clients[index].waiting.is_some() == waits).collect();
+            (0..waiting.len()).filter(|&index| waiting[index].is_some() == waits).collect();
         if found.is_empty() { None } else { Some(found[self.below(found.len())]) }
     }
 
     /// Returns how many more clients may wait, so that two can still send commands.
     fn spare(&self) -> usize {
-        let idle = self.episode.clients.iter().filter(|client| client.waiting.is_none()).count();
-        idle.saturating_sub(2)
+        let waiting = self.episode.model.waiting.iter();
+        waiting.filter(|waiting| waiting.is_none()).count().saturating_sub(2)
     }
 
     fn move_clock(self) -> Step {
@@ -175,24 +181,19 @@ impl Draw<'_> {
         let (unreachable_first, attach_at_once) = (self.chance(0.5), self.chance(0.6));
         let mut commands = Vec::new();
         // The node abstains, but holders can still extend and release the locks that it inherited.
-        for key in 0..KEYS.len() {
+        for key in KEYS {
             let db = self.db();
-            let (keys, token) = (Keys::One(key), self.token((db, key)));
+            let token = self.token((db, key));
             let extend = if self.chance(0.5) { self.ttl() } else { None };
-            let command = match extend {
-                Some(ttl_ms) => LockCommand::Extend {
-                    keys,
-                    token,
-                    ttl_ms,
-                    mode: Mode::Exclusive,
-                    fence: None,
-                    new_token: None,
+            commands.push(Command::new(
+                db,
+                match extend {
+                    Some(ttl_ms) => format!("LOCK.EXTEND {key} {token} {ttl_ms}"),
+                    None => format!("LOCK.RELEASE {key} {token}"),
                 },
-                None => LockCommand::Release { keys, token },
-            };
-            commands.push((db, Command::Lock(command)));
+            ));
         }
-        Step::ChangeRoles { unreachable_first, attach_at_once, commands }
+        Step::ChangeRoles { unreachable_first, attach_at_once, packet: Packet::batch(0, commands) }
     }
 
     /// Draws a [`Step::Late`].
@@ -201,64 +202,57 @@ impl Draw<'_> {
         let token = self.token((db, key));
         let max_ttl_ms = self.episode.config.limits.max_ttl_ms;
         let before = match self.below(6) {
-            0..3 if self.spare() > 0 => acquire(key, token, max_ttl_ms, Some(LATE_MS)),
-            3 => Command::Plain(PlainCommand::PExpire { key, ms: LATE_MS.cast_signed() }),
-            4 => Command::Plain(PlainCommand::Set {
-                key,
-                value: token,
-                px_ms: Some(LATE_MS),
-                condition: None,
-            }),
-            _ => acquire(key, token, LATE_MS, None),
+            0..3 if self.spare() > 0 => {
+                format!("LOCK.ACQUIRE {key} {token} {max_ttl_ms} WAIT {LATE_MS}")
+            }
+            3 => format!("PEXPIRE {key} {LATE_MS}"),
+            4 => format!("SET {key} {token} PX {LATE_MS}"),
+            _ => format!("LOCK.ACQUIRE {key} {token} {LATE_MS}"),
         };
         self.allows_near = false;
-        let mut after = Vec::new();
+        let mut commands = Vec::new();
         if self.chance(0.5) {
             let token = self.token((db, key));
-            let keys = Keys::One(key);
-            after.push((db, Command::Lock(LockCommand::Release { keys, token })));
+            commands.push(Command::new(db, format!("LOCK.RELEASE {key} {token}")));
         }
         for _ in 0..=self.below(2) {
-            after.push((db, self.command(db, false)));
+            commands.push(self.command(db, false));
         }
-        let wrap = match self.below(3) {
-            0 => Wrap::Multi { sleep_ms: LATE_SLEEP_MS },
-            _ => Wrap::Batch { sleep_ms: LATE_SLEEP_MS },
-        };
-        Step::Late { client, before: (db, before), after, wrap }
+        let wrap = if self.below(3) == 0 { Wrap::Multi } else { Wrap::Batch };
+        let after = Packet { client, commands, wrap, busy_ms: LATE_SLEEP_MS };
+        Step::Late { before: Packet::one(client, Command::new(db, before)), after }
     }
 
     fn pause_writes(mut self, client: usize) -> Step {
         self.allows_near = false;
-        let mut meanwhile = Vec::new();
+        let (mut before, mut ends_wait, mut disconnects, mut postponed) = (None, None, None, None);
         if self.chance(0.6) {
-            let end = if self.chance(0.3) {
-                self.waiting_client().map(Meanwhile::Disconnect)
+            if self.chance(0.3) {
+                disconnects = self.waiting_client();
             } else {
-                self.unblock_or_kill().map(Meanwhile::EndWait)
-            };
-            meanwhile.extend(end);
+                ends_wait = self.unblock_or_kill(0);
+            }
         }
         let (db, key) = self.place();
         if self.chance(0.5) {
-            let command = self.lock_command(db, false);
-            meanwhile.push(Meanwhile::Postponed { client, db, command: Command::Lock(command) });
+            postponed = Some(Packet::one(client, self.lock_command(db, false)));
         } else {
             let waits = self.chance(0.5) && self.spare() > 0;
-            let token = self.token((db, key));
-            let ttl_ms = if waits { self.episode.config.limits.max_ttl_ms } else { 60 };
-            let before = acquire(key, token, ttl_ms, waits.then_some(60));
-            meanwhile.insert(0, Meanwhile::TimePasses { client, db, before });
+            let (token, max_ttl_ms) =
+                (self.token((db, key)), self.episode.config.limits.max_ttl_ms);
+            let end = if waits { format!("{max_ttl_ms} WAIT 60") } else { "60".into() };
+            let acquire = format!("LOCK.ACQUIRE {key} {token} {end}");
+            before = Some(Packet::one(client, Command::new(db, acquire)));
         }
-        Step::Pause { meanwhile }
+        Step::Pause { before, ends_wait, disconnects, postponed }
     }
 
     fn db(&mut self) -> u32 {
         u32::from(self.chance(0.25)) % DBS
     }
 
-    fn key(&mut self) -> KeyIndex {
-        self.below(KEYS.len())
+    fn key(&mut self) -> &'static str {
+        self.one_of(&KEYS)
     }
 
     fn place(&mut self) -> Place {
@@ -266,58 +260,37 @@ impl Draw<'_> {
     }
 
     /// Draws 1 to `most` commands. Only the last may block the client.
-    fn commands(&mut self, most: usize, may_wait: bool) -> Vec<(u32, Command)> {
+    fn commands(&mut self, most: usize, may_wait: bool) -> Vec<Command> {
         let count = 1 + self.below(most);
         let mut commands = Vec::new();
         for index in 0..count {
             let db = self.db();
-            let may_wait = may_wait && index + 1 == count;
-            commands.push((db, self.command(db, may_wait)));
+            commands.push(self.command(db, may_wait && index + 1 == count));
         }
         flush_lazily(&mut commands[..count - 1]);
         commands
     }
 
-    /// Draws 1 to `most` commands for MULTI or a script, where no WAIT blocks.
-    fn in_one_db(&mut self, most: usize) -> Vec<(u32, Command)> {
-        let db = self.db();
-        let count = 1 + self.below(most);
-        (0..count)
-            .map(|_| {
-                let mut command = self.command(db, false);
-                if let Command::Lock(LockCommand::Acquire { wait_ms, .. }) = &mut command
-                    && self.chance(0.3)
-                {
-                    *wait_ms = Some(1000);
-                }
-                (db, command)
-            })
-            .collect()
-    }
-
     fn command(&mut self, db: u32, may_wait: bool) -> Command {
-        if self.chance(0.68) {
-            Command::Lock(self.lock_command(db, may_wait))
-        } else {
-            Command::Plain(self.plain_command(db))
-        }
+        if self.chance(0.68) { self.lock_command(db, may_wait) } else { self.plain_command(db) }
     }
 
-    /// Draws one key, or a list of 1 to 3 keys.
-    fn keys(&mut self) -> Keys {
-        if self.chance(0.65) {
-            return Keys::One(self.key());
-        }
-        let count = 1 + self.below(3);
-        Keys::Counted((0..count).map(|_| self.key()).collect())
-    }
-
-    fn lock_command(&mut self, db: u32, may_wait: bool) -> LockCommand {
-        let keys = self.keys();
-        let place = (db, keys.in_node_order()[0]);
-        match self.below(100) {
+    fn lock_command(&mut self, db: u32, may_wait: bool) -> Command {
+        let is_single = self.chance(0.65);
+        let count = if is_single { 1 } else { 1 + self.below(3) };
+        let keys: Vec<_> = (0..count).map(|_| self.key()).collect();
+        let first = *keys.iter().min().unwrap_or(&keys[0]);
+        let place = (db, first);
+        let of_keys = |name: &str| {
+            if is_single {
+                return format!("LOCK.{name} {first}");
+            }
+            let name = name.strip_suffix("ANY").map_or(format!("M{name}"), |_| name.into());
+            format!("LOCK.{name} {count} {}", keys.join(" "))
+        };
+        let text = match self.below(100) {
             0..45 => {
-                let token = TOKENS[self.below(TOKENS.len())];
+                let token = self.one_of(&TOKENS);
                 let wait_ms = if may_wait && self.spare() > 0 && self.chance(0.5) {
                     self.time(0.04, 600_000, 3_000_000)
                 } else if may_wait && self.chance(0.05) {
@@ -325,62 +298,61 @@ impl Draw<'_> {
                 } else {
                     None
                 };
-                let Some(ttl_ms) = self.ttl() else { return LockCommand::Inspect { key: place.1 } };
+                let Some(ttl_ms) = self.ttl() else { return inspect(place) };
                 let fence = self.chance(0.15).then(|| self.wall_fence());
-                let owner = self.chance(0.3).then(|| ["host:1", "host:22"][self.below(2)]);
-                let (keys, mode) = self.with_kind(keys);
-                LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence, owner }
+                let owner = self.chance(0.3).then(|| self.one_of(&["host:1", "host:22"]));
+                let is_special = self.chance(0.4);
+                let name = if is_special && !is_single { "ACQUIREANY" } else { "ACQUIRE" };
+                let mut text = format!("{} {token} {ttl_ms}", of_keys(name));
+                if is_special && is_single {
+                    text.push_str(" SHARED");
+                }
+                text + &option("WAIT", wait_ms) + &option("FENCE", fence) + &option("OWNER", owner)
             }
             45..68 => {
                 let token = self.token(place);
-                let Some(ttl_ms) = self.ttl() else { return LockCommand::Inspect { key: place.1 } };
+                let Some(ttl_ms) = self.ttl() else { return inspect(place) };
                 let fence =
                     if may_wait && self.chance(0.3) { self.lease_fence(place) } else { None };
-                let new_token = self.chance(0.2).then(|| TOKENS[self.below(TOKENS.len())]);
-                let mode = if matches!(keys, Keys::One(_)) && self.chance(0.15) {
-                    Mode::Shared
-                } else {
-                    Mode::Exclusive
-                };
-                LockCommand::Extend { keys, token, ttl_ms, mode, fence, new_token }
+                let new_token = self.chance(0.2).then(|| self.one_of(&TOKENS));
+                let mode = if is_single && self.chance(0.15) { " SHARED" } else { "" };
+                format!("{} {token} {ttl_ms}{mode}", of_keys("EXTEND"))
+                    + &option("FENCE", fence)
+                    + &option("TOKEN", new_token)
             }
-            68..85 => LockCommand::Release { keys, token: self.token(place) },
-            85..90 => LockCommand::Yield { keys, token: self.token(place) },
-            90..94 => LockCommand::Revoke { key: place.1, ends_now: self.chance(0.3) },
-            94..97 => LockCommand::Inspect { key: place.1 },
+            68..85 => format!("{} {}", of_keys("RELEASE"), self.token(place)),
+            85..90 => format!("{} {}", of_keys("YIELD"), self.token(place)),
+            90..94 if self.chance(0.3) => format!("LOCK.REVOKE {first} NOW"),
+            90..94 => format!("LOCK.REVOKE {first}"),
+            94..97 => return inspect(place),
             _ => {
-                let pattern = self.chance(0.5).then(|| PATTERNS[self.below(PATTERNS.len())]);
-                LockCommand::Scan { pattern }
+                let pattern = self.chance(0.5).then(|| self.one_of(&PATTERNS));
+                format!("LOCK.SCAN 0{} COUNT 1000", option("MATCH", pattern))
             }
-        }
-    }
-
-    /// Draws whether an ACQUIRE shares its lock, or acquires any one of several keys.
-    fn with_kind(&mut self, keys: Keys) -> (Keys, Mode) {
-        match keys {
-            Keys::One(_) if self.chance(0.4) => (keys, Mode::Shared),
-            Keys::Counted(keys) if self.chance(0.4) => (Keys::Any(keys), Mode::Exclusive),
-            keys => (keys, Mode::Exclusive),
-        }
+        };
+        let mut command = Command::new(db, text);
+        command.propose(self.now.wall_us, |place| self.episode.offsets.last(place));
+        command
     }
 
     /// Draws the token under a key, the token of one of its waiters, or any token.
     fn token(&mut self, place: Place) -> &'static str {
-        let any = TOKENS[self.below(TOKENS.len())];
-        if self.chance(0.1)
-            && let Some(waiting) = self.episode.clients.iter().find_map(|client| {
-                client.waiting.as_ref().filter(|waiting| waiting.places.contains(&place))
-            })
-        {
-            return waiting.token;
+        let any = self.one_of(&TOKENS);
+        let mut same = Vec::new();
+        if self.chance(0.1) {
+            let waiting = self.episode.model.waiting.iter().flatten();
+            let waiting = waiting.filter(|waiting| waiting.places.contains(&place));
+            same.extend(
+                waiting.filter_map(|it| Some(it.command.lock()?.token.as_bytes().to_vec())),
+            );
         }
-        if self.chance(0.3) {
+        if same.is_empty() && self.chance(0.3) {
             return any;
         }
-        let value = self.episode.model.get(place).and_then(|value| value.text.clone());
-        let same =
-            |token: &&&str| value.as_ref().is_some_and(|value| &value[..] == token.as_bytes());
-        TOKENS.iter().find(same).copied().unwrap_or(any)
+        let value = self.episode.model.get(place).and_then(|value| value.text.as_ref());
+        same.extend(value.map(|text| text.to_vec()));
+        let is_same = |token: &&str| same.first().is_some_and(|same| same == token.as_bytes());
+        TOKENS.into_iter().find(is_same).unwrap_or(any)
     }
 
     /// Returns `None` as [`Draw::time`] does.
@@ -418,98 +390,92 @@ impl Draw<'_> {
     }
 
     /// Draws a fence, the same for the server and the model: old, or ahead of the wall clock.
-    fn wall_fence(&mut self) -> ProposedFence {
-        let ahead_ms = [10_000, 3 * MAX_CLOCK_SKEW_MS / 2, 10 * MAX_CLOCK_SKEW_MS][self.below(3)];
-        let fence = match self.below(10) {
-            0 => 0,
-            1 | 2 => OLD_FENCE,
-            _ => self.now.wall_us + ahead_ms * 1000,
-        };
-        ProposedFence { of_server: fence, of_model: fence }
+    fn wall_fence(&mut self) -> String {
+        let skew_ms = MAX_CLOCK_SKEW_MS;
+        let ahead_ms = self.one_of(&[10_000, 3 * skew_ms / 2, 10 * skew_ms]);
+        match self.below(10) {
+            0 => "0".into(),
+            1 | 2 => OLD_FENCE.to_string(),
+            _ => format!("now+{ahead_ms}"),
+        }
     }
 
     /// Draws a proposed fence near the last fence of a key; `None` for a shared lock, a key without
     /// a fence, or a fence near the upper limit.
-    fn lease_fence(&mut self, place: Place) -> Option<ProposedFence> {
-        if mode_of(&mut self.episode.model.server.clone(), self.now, place) == Mode::Shared {
+    fn lease_fence(&mut self, place: Place) -> Option<String> {
+        if self.episode.model.mode_of(self.now, place) == Mode::Shared {
             return None;
         }
         let (model, server) = self.episode.offsets.last(place)?;
-        let by = [-1000_i64, 0, 1, 1_000_000][self.below(4)];
+        let by: i64 = self.one_of(&[-1000, 0, 1, 1_000_000]);
         let ceiling = self.now.wall_us + MAX_CLOCK_SKEW_MS * 1000;
-        let proposed = ProposedFence {
-            of_server: server.saturating_add_signed(by),
-            of_model: model.saturating_add_signed(by),
-        };
-        let is_clear = |fence: u64| fence.abs_diff(ceiling) > 5_000_000;
-        (is_clear(proposed.of_server) && is_clear(proposed.of_model)).then_some(proposed)
+        let is_clear = |fence: u64| fence.saturating_add_signed(by).abs_diff(ceiling) > 5_000_000;
+        (is_clear(model) && is_clear(server)).then(|| format!("last{by:+}"))
     }
 
-    fn set_condition(&mut self) -> Option<SetCondition> {
-        [None, None, Some(SetCondition::Missing), Some(SetCondition::Present)][self.below(4)]
-    }
-
-    fn plain_command(&mut self, db: u32) -> PlainCommand {
-        let key = self.key();
-        let other = self.key();
-        let value_at = if self.chance(0.3) {
-            let token = self.token((db, key));
-            TOKENS.iter().position(|value| *value == token).unwrap_or(0)
-        } else {
-            self.below(TOKENS.len())
-        };
-        let value = TOKENS[value_at];
-        match self.below(100) {
-            0..14 => PlainCommand::Del(key),
-            14..18 => PlainCommand::Unlink(key),
-            18..21 => PlainCommand::GetDel(key),
-            21..30 => {
-                let condition = self.set_condition();
-                PlainCommand::Set { key, value, px_ms: None, condition }
-            }
-            30..44 => {
-                let condition = self.set_condition();
-                match self.lifetime() {
-                    Some(ms) => PlainCommand::Set { key, value, px_ms: Some(ms), condition },
-                    None => PlainCommand::Del(key),
+    fn plain_command(&mut self, db: u32) -> Command {
+        let (key, other) = (self.key(), self.key());
+        let value = if self.chance(0.3) { self.token((db, key)) } else { self.one_of(&TOKENS) };
+        let text = match self.below(100) {
+            0..14 => format!("DEL {key}"),
+            14..18 => format!("UNLINK {key}"),
+            18..21 => format!("GETDEL {key}"),
+            at @ 21..44 => {
+                let condition = self.one_of(&["", "", " NX", " XX"]);
+                match if at < 30 { None } else { Some(self.lifetime()) } {
+                    None => format!("SET {key} {value}{condition}"),
+                    Some(Some(ms)) => format!("SET {key} {value}{condition} PX {ms}"),
+                    Some(None) => format!("DEL {key}"),
                 }
             }
             44..48 => match self.lifetime() {
-                Some(ms) => PlainCommand::PSetEx { key, value, ms },
-                None => PlainCommand::Unlink(key),
+                Some(ms) => format!("PSETEX {key} {ms} {value}"),
+                None => format!("UNLINK {key}"),
             },
-            48..51 => PlainCommand::Append { key, value },
+            48..51 => format!("APPEND {key} {value}"),
             51..60 => match self.lifetime() {
-                Some(ms) => PlainCommand::PExpire { key, ms: ms.cast_signed() },
-                None => PlainCommand::Persist(key),
+                Some(ms) => format!("PEXPIRE {key} {ms}"),
+                None => format!("PERSIST {key}"),
             },
-            60..64 => PlainCommand::PExpire { key, ms: 0 },
-            64..68 => PlainCommand::Persist(key),
-            68..75 => PlainCommand::Rename { from: key, to: other },
+            60..64 => format!("PEXPIRE {key} 0"),
+            64..68 => format!("PERSIST {key}"),
+            68..75 => format!("RENAME {key} {other}"),
             75..81 => {
-                let to = (self.db(), other);
-                PlainCommand::Copy { from: key, to, replace: self.chance(0.8) }
+                let to_db = self.db();
+                format!("COPY {key} {other} DB {to_db}{}", self.replace())
             }
-            81..86 => PlainCommand::Move { key, to_db: if self.chance(0.9) { 1 - db } else { db } },
+            81..86 => {
+                let to_db = if self.chance(0.9) { 1 - db } else { db };
+                format!("MOVE {key} {to_db}")
+            }
             86..92 => {
-                let ms = if self.chance(0.3) { Some(0) } else { self.lifetime() };
-                let dumped = self.episode.dumps[value_at].clone();
-                let replace = self.chance(0.8);
-                PlainCommand::Restore { key, value, dumped, ms: ms.unwrap_or(0), replace }
+                let ms = if self.chance(0.3) { 0 } else { self.lifetime().unwrap_or(0) };
+                format!("RESTORE {key} {ms} {value}{}", self.replace())
             }
-            92..95 => PlainCommand::LPush(key),
-            at @ 95..99 => PlainCommand::Flush { all: at >= 97, lazily: self.chance(0.5) },
+            92..95 => format!("LPUSH {key} item"),
+            at @ 95..99 => {
+                let of = if at >= 97 { "FLUSHALL" } else { "FLUSHDB" };
+                format!("{of} {}", if self.chance(0.5) { "ASYNC" } else { "SYNC" })
+            }
             // After this command, the node abstains for the largest ttl.
             _ if self.episode.config.limits.max_ttl_ms < 10_000 || self.chance(0.02) => {
-                PlainCommand::SwapDb
+                "SWAPDB 0 1".into()
             }
-            _ => PlainCommand::Del(key),
-        }
+            _ => format!("DEL {key}"),
+        };
+        Command::new(db, text)
+    }
+
+    fn replace(&mut self) -> &'static str {
+        if self.chance(0.8) { " REPLACE" } else { "" }
     }
 }
 
-fn acquire(key: KeyIndex, token: &'static str, ttl_ms: u64, wait_ms: Option<u64>) -> Command {
-    let (keys, mode) = (Keys::One(key), Mode::Exclusive);
-    let (fence, owner) = (None, None);
-    Command::Lock(LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence, owner })
+/// Returns an option of a command, after the words before it.
+fn option(name: &str, value: Option<impl Display>) -> String {
+    value.map_or(String::new(), |value| format!(" {name} {value}"))
+}
+
+fn inspect((db, key): Place) -> Command {
+    Command::new(db, format!("LOCK.INSPECT {key}"))
 }

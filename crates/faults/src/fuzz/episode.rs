@@ -1,19 +1,18 @@
 use std::collections::{BTreeMap, VecDeque};
-use std::slice;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
-use quorlock_core::node::{BlockedId, Mode, Monotonic, Now, ServerEvent, WaitReply};
+use quorlock_core::node::{Monotonic, Now};
 use quorlock_testkit::{Inject as _, Server, WallClock};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
+use redis::Value;
 
-use super::command::{Command, KEYS, LATE_MS, LockCommand, Place, Step, TOKENS, Wrap, key_index};
-use super::executor::Answer;
-use super::model::{Expected, Flavor, Limits, Model, error_start, places};
+use super::command::{Command, LATE_MS, Packet, Step, TOKENS, Wrap, places};
+use super::model::{Answer, CLIENTS, Expected, Flavor, Limits, Model};
 use super::view::{Offsets, View, compare};
-use super::wire::{Reply, Wire, Words, info, time_us, words};
+use super::wire::{Wire, Words, time_us, words};
 
 /// Time without timed events after the start of a step, in microseconds.
 pub(super) const GUARD_US: u64 = 40_000;
@@ -33,7 +32,6 @@ const OWN_WRITE_TOLERANCE_MS: u64 = 200;
 /// two clocks one after the other, and may be interrupted in between.
 const CLOCKS_APART_MS: u64 = 10;
 
-pub(super) const CLIENTS: usize = 7;
 /// Number of lines about the last steps that a report shows.
 const LAST_STEPS: usize = 30;
 
@@ -67,53 +65,6 @@ pub(super) struct Config {
     pub(super) steps: u64,
 }
 
-pub(super) struct Client {
-    pub(super) wire: Wire,
-    pub(super) waiting: Option<Waiting>,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Waiting {
-    /// The command that waits.
-    pub(super) command: Command,
-    pub(super) blocked_id: BlockedId,
-    pub(super) places: Vec<Place>,
-    pub(super) token: &'static str,
-    mode: Mode,
-    until: Monotonic,
-}
-
-impl Waiting {
-    /// The wait of a client that sent this command and is blocked; `None` for other commands.
-    pub(super) fn of(command: &Command, db: u32, blocked_id: BlockedId, now: Now) -> Option<Self> {
-        let Command::Lock(LockCommand::Acquire {
-            keys, token, mode, wait_ms: Some(wait_ms), ..
-        }) = command
-        else {
-            return None;
-        };
-        let places = keys.in_node_order().into_iter().map(|key| (db, key)).collect();
-        let until = now.monotonic.plus_us(wait_ms * 1000);
-        Some(Self { command: command.clone(), blocked_id, places, token, mode: *mode, until })
-    }
-
-    /// Ends the wait as `CLIENT UNBLOCK` does, and returns the expected answer.
-    pub(super) fn unblock(&self, model: &mut Model, now: Now, with_error: bool) -> Expected {
-        if with_error {
-            self.disconnect(model, now);
-            return Expected::Error("UNBLOCKED".into());
-        }
-        let reply = model.unblock(now, self.blocked_id);
-        model.forget_wake(self.blocked_id);
-        answer(self, reply)
-    }
-
-    pub(super) fn disconnect(&self, model: &mut Model, now: Now) {
-        model.handle_event(now, &ServerEvent::Disconnected(self.blocked_id));
-        model.forget_wake(self.blocked_id);
-    }
-}
-
 pub(super) struct Episode {
     pub(super) config: Config,
     pub(super) rng: StdRng,
@@ -124,15 +75,13 @@ pub(super) struct Episode {
     pub(super) peer_attached: bool,
     /// For an operator's commands and for comparisons.
     pub(super) control: Wire,
-    pub(super) clients: Vec<Client>,
+    pub(super) clients: Vec<Wire>,
     pub(super) model: Model,
     pub(super) offsets: Offsets,
     pub(super) wall: WallClock,
-    pub(super) flavor: Flavor,
     /// The result of DUMP for each of [`TOKENS`].
-    pub(super) dumps: Vec<Vec<u8>>,
+    dumps: Vec<Vec<u8>>,
     started: Instant,
-    blocked_ids: u64,
     /// Largest time by which an event may happen earlier on the server than in the model, in
     /// microseconds: the model executes a packet only when all replies have arrived.
     early_us: u64,
@@ -187,17 +136,12 @@ impl Episode {
         let mut control = Wire::connect(&server)?;
         let flavor = flavor(&mut control)?;
         let mut dumps = Vec::new();
-        control.call("SELECT 9")?;
+        let _: Value = control.call("SELECT 9")?;
         for token in TOKENS {
-            control.call(&format!("SET dumped {token}"))?;
-            match control.call("DUMP dumped")? {
-                Reply::Bulk(dump) => dumps.push(dump),
-                other => anyhow::bail!("DUMP was answered {other:?}"),
-            }
+            let _: Value = control.call(&format!("SET dumped {token}"))?;
+            dumps.push(control.call("DUMP dumped")?);
         }
-        let clients = (0..CLIENTS)
-            .map(|_| Ok(Client { wire: Wire::connect(&server)?, waiting: None }))
-            .collect::<Result<Vec<_>>>()?;
+        let clients = (0..CLIENTS).map(|_| Wire::connect(&server)).collect::<Result<_>>()?;
         let started = Instant::now();
         let model = Model::new(config.limits, flavor, now(started, &wall));
         Ok(Self {
@@ -212,10 +156,8 @@ impl Episode {
             model,
             offsets: Offsets::default(),
             wall,
-            flavor,
             dumps,
             started,
-            blocked_ids: 0,
             early_us: 0,
             tolerance_ms: BTreeMap::new(),
             last_steps: VecDeque::new(),
@@ -249,8 +191,8 @@ impl Episode {
 
     pub(super) fn take(&mut self, step: Step) -> Outcome {
         match step {
-            Step::Packet { client, commands, wrap } => self.packet(client, &commands, wrap, None),
-            Step::Late { client, before, after, wrap } => self.late(client, &before, &after, wrap),
+            Step::Packet(packet) => self.packet(&packet, None),
+            Step::Late { before, after } => self.late(&before, after),
             Step::Disconnect { client } => self.disconnect(client),
             Step::Pass { ms } => self.pass(ms),
             accident => self.accident(accident),
@@ -270,17 +212,11 @@ impl Episode {
         self.last_steps.push_back(format!("{at_ms:>8} ms  {line}"));
     }
 
-    pub(super) fn deadlines(&self, now: Now) -> Vec<Monotonic> {
-        let mut all = self.model.deadlines(now);
-        all.extend(self.clients.iter().filter_map(|client| Some(client.waiting.as_ref()?.until)));
-        all
-    }
-
     /// Waits until no event is due within `for_us`, neither in the model nor on the server.
     pub(super) fn wait_for_quiet(&mut self, for_us: u64) -> Outcome {
         for _ in 0..400 {
             let now = self.now();
-            let next = self.deadlines(now).into_iter().min();
+            let next = self.model.deadlines(now).into_iter().min();
             let near = now.monotonic.plus_us(for_us + self.early_us);
             let Some(next) = next.filter(|next| *next <= near) else { return Ok(()) };
             let until = next.plus_us(SLACK_US);
@@ -297,7 +233,7 @@ impl Episode {
         let end = self.now().monotonic.plus_us(ms * 1000);
         loop {
             let now = self.now();
-            let next = self.deadlines(now).into_iter().filter(|at| *at <= end).min();
+            let next = self.model.deadlines(now).into_iter().filter(|at| *at <= end).min();
             let until = next.map_or(end, |next| next.plus_us(SLACK_US));
             thread::sleep(Duration::from_micros(until.us_since(now.monotonic)));
             self.note("time passes");
@@ -315,167 +251,197 @@ impl Episode {
         let took_us = to.monotonic.us_since(from.monotonic);
         let passed = deadlines.iter().any(|at| *at <= to.monotonic.plus_us(2000));
         let is_near = |at: &Monotonic| *at <= to.monotonic.plus_us(5 * GUARD_US);
-        let slow = took_us > slept_us + SLOW_STEP_US && self.deadlines(to).iter().any(is_near);
+        let slow =
+            took_us > slept_us + SLOW_STEP_US && self.model.deadlines(to).iter().any(is_near);
         let very_slow = took_us > slept_us + 5 * GUARD_US;
         if passed || slow || very_slow { Err(Trouble::Undecided) } else { Ok(()) }
     }
 
-    /// Sends commands in one packet, and compares the replies. The last command may block.
+    /// Sends a packet, and compares the replies. The last command may block.
     ///
     /// `late` is a deadline that must pass while the server sleeps in the packet.
-    pub(super) fn packet(
-        &mut self,
-        client: usize,
-        commands: &[(u32, Command)],
-        wrap: Wrap,
-        late: Option<Now>,
-    ) -> Outcome {
-        if late.is_none() && wrap.sleep_ms() > 0 {
-            self.wait_for_quiet(wrap.sleep_ms() * 1000 + 2 * GUARD_US)?;
+    pub(super) fn packet(&mut self, packet: &Packet, late: Option<Now>) -> Outcome {
+        let Packet { commands, wrap, busy_ms, .. } = packet;
+        if late.is_none() && *busy_ms > 0 {
+            self.wait_for_quiet(busy_ms * 1000 + 2 * GUARD_US)?;
         }
         let from = self.now();
-        let deadlines = if late.is_some() { Vec::new() } else { self.deadlines(from) };
-        let (sent, layout) = packed(commands, wrap);
-        let shown: Vec<_> =
-            commands.iter().map(|(db, command)| format!("[{db}] {}", command.shown())).collect();
-        self.note(format!("client {client} {wrap:?}: {}", shown.join("; ")));
-        self.clients[client].wire.send(&sent)?;
-        let replies = self.replies(client, commands, wrap, layout, late)?;
+        let deadlines = if late.is_some() { Vec::new() } else { self.model.deadlines(from) };
+        let replies = self.replies(packet, late)?;
         let now = self.now();
-        self.note(format!("  {replies:?}"));
-        if late.is_none() {
-            self.check_time(from, &deadlines, wrap.sleep_ms() * 1000)?;
-        }
         let elapsed_us = now.monotonic.us_since(from.monotonic);
-        self.early_us = self.early_us.max(elapsed_us.saturating_sub(wrap.sleep_ms() * 1000));
         let took_ms = elapsed_us / 1000;
-        if late.is_some() && took_ms > wrap.sleep_ms() + OWN_WRITE_TOLERANCE_MS / 2 {
-            return Err(Trouble::Undecided);
+        match late {
+            None => self.check_time(from, &deadlines, busy_ms * 1000)?,
+            Some(_) if took_ms > busy_ms + OWN_WRITE_TOLERANCE_MS / 2 => {
+                return Err(Trouble::Undecided);
+            }
+            Some(_) => {}
         }
-        for ((db, command), reply) in commands.iter().zip(replies) {
-            self.execute((now, from), client, *db, command, reply.as_ref(), wrap)?;
+        self.early_us = self.early_us.max(elapsed_us.saturating_sub(busy_ms * 1000));
+        self.execute_all((now, from), packet, &replies)?;
+        if late.is_some() {
+            return self.settle(OWN_WRITE_TOLERANCE_MS);
         }
         // The duration of a busy script is unknown. So is the time from which a server counts the
         // expiries of plain commands in EXEC.
-        let only_locks = commands.iter().all(|(_, command)| matches!(command, Command::Lock(_)));
-        let slept_ms = match wrap {
-            Wrap::Multi { sleep_ms } if only_locks => sleep_ms,
-            Wrap::Batch { sleep_ms } => sleep_ms,
-            _ => 0,
+        let is_known = match wrap {
+            Wrap::Batch => true,
+            Wrap::Multi => commands.iter().all(|command| command.lock().is_some()),
+            Wrap::Script => false,
         };
-        match late {
-            Some(_) => self.settle(OWN_WRITE_TOLERANCE_MS),
-            None => self.settle(took_ms.saturating_sub(slept_ms) + CLOCKS_APART_MS),
-        }
+        let slept_ms = if is_known { *busy_ms } else { 0 };
+        self.settle(took_ms.saturating_sub(slept_ms) + CLOCKS_APART_MS)
     }
 
-    /// Returns the replies to the commands of a packet; `None` for a command that blocked.
-    fn replies(
-        &mut self,
-        client: usize,
-        commands: &[(u32, Command)],
-        wrap: Wrap,
-        layout: Layout,
-        late: Option<Now>,
-    ) -> Outcome<Vec<Option<Reply>>> {
-        let wire = &mut self.clients[client].wire;
-        for before in 0..layout.before {
-            let reply = wire.receive()?;
-            // The first reply is the time at which the server begins the packet.
-            if before == 0
-                && let Some(late) = late
-                && time_us(&reply).is_none_or(|began_us| began_us + 4000 > late.wall_us)
-            {
-                return Err(Trouble::Undecided);
-            }
-        }
-        if matches!(wrap, Wrap::Multi { .. } | Wrap::Script { .. }) {
-            return match wire.receive()? {
-                Reply::Array(replies) if replies.len() == commands.len() + layout.inside => {
-                    Ok(replies.into_iter().skip(layout.inside).map(Some).collect())
-                }
-                other => Err(Trouble::Difference(format!("EXEC or EVAL was answered {other:?}"))),
-            };
+    /// Sends a packet, and returns the replies to its commands; `None` for one that blocked.
+    fn replies(&mut self, packet: &Packet, late: Option<Now>) -> Outcome<Vec<Option<Value>>> {
+        let Packet { client, commands, wrap, busy_ms } = packet;
+        let shown: Vec<_> = commands.iter().map(Command::to_string).collect();
+        self.note(format!("client {client} {wrap:?} {busy_ms} ms: {}", shown.join("; ")));
+        let sent = self.packed(packet);
+        let wire = &mut self.clients[*client];
+        wire.send(&sent)?;
+        let began_us = time_us(wire.receive()?)?;
+        if late.is_some_and(|late| began_us + 4000 > late.wall_us) {
+            return Err(Trouble::Undecided);
         }
         let mut replies = Vec::new();
-        let mut db = commands.first().map(|(db, _)| *db);
-        for (index, (its_db, command)) in commands.iter().enumerate() {
-            if db.replace(*its_db) != Some(*its_db) {
-                self.clients[client].wire.receive()?;
+        if wrap.is_atomic() {
+            for _ in 2..sent.len() {
+                wire.receive()?;
             }
-            if index + 1 == commands.len() && command.may_wait() {
-                replies.push(self.reply_or_blocked(client)?);
-            } else {
-                replies.push(Some(self.clients[client].wire.receive()?));
+            match wire.receive()? {
+                Value::Array(mut all) if all.len() >= commands.len() => {
+                    replies.extend(all.split_off(all.len() - commands.len()).into_iter().map(Some));
+                }
+                other => {
+                    let what = format!("EXEC or EVAL was answered {other:?}");
+                    return Err(Trouble::Difference(what));
+                }
+            }
+        } else {
+            wire.receive()?;
+            for (index, command) in commands.iter().enumerate() {
+                let wire = &mut self.clients[*client];
+                wire.receive()?;
+                replies.push(if index + 1 == commands.len() && command.may_wait() {
+                    self.reply_or_blocked(*client)?
+                } else {
+                    Some(wire.receive()?)
+                });
             }
         }
+        self.note(format!("  {replies:?}"));
         Ok(replies)
     }
 
+    /// Returns what is sent for a packet. First the server tells its time. For a batch, it then
+    /// sleeps, and selects the database of each command.
+    fn packed(&self, Packet { commands, wrap, busy_ms, .. }: &Packet) -> Vec<Words> {
+        let mut packet = vec![words("TIME")];
+        let select = |command: &Command| words(&format!("SELECT {}", command.db));
+        let sleep = words(&format!("DEBUG SLEEP 0.{busy_ms:03}"));
+        match wrap {
+            Wrap::Batch => {
+                packet.push(sleep);
+                packet.extend(
+                    commands.iter().flat_map(|command| [select(command), self.sent(command)]),
+                );
+            }
+            Wrap::Multi => {
+                packet.extend([select(&commands[0]), words("MULTI"), sleep]);
+                packet.extend(commands.iter().map(|command| self.sent(command)));
+                packet.push(words("EXEC"));
+            }
+            Wrap::Script => {
+                let mut eval = vec![b"EVAL".to_vec(), SCRIPT.into()];
+                eval.extend(words(&format!("0 {busy_ms}")));
+                for command in commands {
+                    let words = self.sent(command);
+                    eval.push(words.len().to_string().into());
+                    eval.extend(words);
+                }
+                packet.extend([select(&commands[0]), eval]);
+            }
+        }
+        packet
+    }
+
+    /// Returns the words of a command that the server receives.
+    pub(super) fn sent(&self, command: &Command) -> Words {
+        let mut sent = words(&command.text);
+        if let ["RESTORE", _, _, value, ..] = command.words()[..] {
+            let dumped = TOKENS.iter().zip(&self.dumps).find(|(token, _)| **token == value);
+            sent[3].clone_from(dumped.map_or_else(|| panic!("{command}"), |(_, dump)| dump));
+        }
+        if let Some((client, how)) = command.ended_wait() {
+            let at = if how == "KILL" { 3 } else { 2 };
+            sent[at] = self.clients[client].id.to_string().into();
+        }
+        sent
+    }
+
     /// Returns the reply to a command, or `None` if the server lists the client as blocked.
-    fn reply_or_blocked(&mut self, client: usize) -> Outcome<Option<Reply>> {
+    fn reply_or_blocked(&mut self, client: usize) -> Outcome<Option<Value>> {
         let started = Instant::now();
         loop {
-            if let Some(reply) = self.clients[client].wire.try_receive()? {
+            if let Some(reply) = self.clients[client].try_receive()? {
                 return Ok(Some(reply));
             }
-            let listed =
-                self.control.call(&format!("CLIENT LIST ID {}", self.clients[client].wire.id))?;
-            if let Reply::Bulk(listed) = &listed
-                && String::from_utf8_lossy(listed).contains(" flags=b")
-            {
+            let listed: String =
+                self.control.call(&format!("CLIENT LIST ID {}", self.clients[client].id))?;
+            if listed.contains(" flags=b") {
                 return Ok(None);
             }
             if started.elapsed() > Duration::from_secs(10) {
                 return Err(Trouble::Difference(format!(
-                    "the client has no reply and is not blocked: {listed:?}"
+                    "the client has no reply and is not blocked: {listed}"
                 )));
             }
         }
     }
 
-    /// Executes in the model what the server has executed, and compares the replies.
-    pub(super) fn execute(
+    /// Executes in the model what the server has executed between these times, and compares the
+    /// replies.
+    pub(super) fn execute_all(
         &mut self,
         (now, began): (Now, Now),
-        client: usize,
-        db: u32,
-        command: &Command,
-        reply: Option<&Reply>,
-        wrap: Wrap,
+        Packet { client, commands, wrap, .. }: &Packet,
+        replies: &[Option<Value>],
     ) -> Outcome {
-        match command {
-            Command::Unblock { client: waiter, with_error, .. } => {
-                self.record(client, command, &Expected::Int(1));
-                return self.handle_unblock(now, *waiter, *with_error, reply);
-            }
-            Command::Kill { client: waiter, .. } => {
-                self.record(client, command, &Expected::Int(1));
-                return self.handle_kill(now, *waiter, reply);
-            }
-            _ => {}
+        let began = wrap.is_atomic().then_some(began);
+        commands.iter().zip(replies).try_for_each(|(command, reply)| {
+            self.execute((now, began), *client, command, reply.as_ref())
+        })
+    }
+
+    fn execute(
+        &mut self,
+        (now, began): (Now, Option<Now>),
+        client: usize,
+        command: &Command,
+        reply: Option<&Value>,
+    ) -> Outcome {
+        if let Some((waiter, how)) = command.ended_wait() {
+            self.record(client, command, &Expected::Int(1));
+            return self.end_wait(now, waiter, how, reply);
         }
-        let may_block = !matches!(wrap, Wrap::Multi { .. } | Wrap::Script { .. });
-        let began = (!may_block).then_some(began);
-        self.blocked_ids += 1;
-        let blocked_id = BlockedId(self.blocked_ids);
-        let expected = self.model.execute(now, began, db, command, may_block.then_some(blocked_id));
+        let expected = self.model.execute(now, began, client, command);
         self.record(client, command, &expected);
-        if expected == Expected::Blocked {
-            // The wait began and ended in one turn. The answer is compared later.
-            if let Some(reply) = reply {
-                self.clients[client].wire.unread(reply.clone());
+        match (reply, &expected) {
+            // The answer to a client that waits is compared later. The wait may have ended in the
+            // turn in which it began.
+            (Some(reply), Expected::Blocked) => self.clients[client].unread(reply.clone()),
+            (None, Expected::Blocked) => {}
+            (None, _) => {
+                return Err(Trouble::Difference(format!(
+                    "{command}: the client is blocked, the model expects {expected:?}"
+                )));
             }
-            self.clients[client].waiting = Waiting::of(command, db, blocked_id, now);
-            return Ok(());
+            (Some(reply), _) => self.check_reply(&command.to_string(), &expected, reply)?,
         }
-        match reply {
-            None => Err(Trouble::Difference(format!(
-                "{}: the client is blocked, the model expects {expected:?}",
-                command.shown()
-            ))),
-            Some(reply) => self.check_reply(&command.shown(), &expected, reply),
-        }
+        Ok(())
     }
 
     fn record(&mut self, client: usize, command: &Command, expected: &Expected) {
@@ -483,111 +449,77 @@ impl Episode {
         self.answers.push(Answer { client, command, expected });
     }
 
-    fn check_reply(&mut self, what: &str, expected: &Expected, reply: &Reply) -> Outcome {
+    fn check_reply(&mut self, what: &str, expected: &Expected, reply: &Value) -> Outcome {
         compare(expected, reply, &mut self.offsets)
             .map_err(|why| Trouble::Difference(format!("{what}: {why}")))
     }
 
-    fn handle_unblock(
-        &mut self,
-        now: Now,
-        client: usize,
-        with_error: bool,
-        reply: Option<&Reply>,
-    ) -> Outcome {
-        let Some(waiting) = self.clients[client].waiting.clone() else { return Ok(()) };
-        if reply != Some(&Reply::Int(1)) {
+    /// Ends the wait of a client in the model, as an operator's command with this reply did.
+    fn end_wait(&mut self, now: Now, client: usize, how: &str, reply: Option<&Value>) -> Outcome {
+        if reply != Some(&Value::Int(1)) {
             // The wait ended earlier in the packet, so the client is not blocked any more.
-            if self.model.is_woken(waiting.blocked_id) {
+            if how != "KILL"
+                && (self.model.is_woken(client) || self.model.waiting[client].is_none())
+            {
                 return Ok(());
             }
-            return Err(Trouble::Difference(format!("CLIENT UNBLOCK was answered {reply:?}")));
+            return Err(Trouble::Difference(format!("CLIENT {how} was answered {reply:?}")));
         }
-        let expected = waiting.unblock(&mut self.model, now, with_error);
-        self.check_answer(client, &expected)
-    }
-
-    fn handle_kill(&mut self, now: Now, client: usize, reply: Option<&Reply>) -> Outcome {
-        if reply != Some(&Reply::Int(1)) {
-            return Err(Trouble::Difference(format!("CLIENT KILL was answered {reply:?}")));
+        if let Some(answer) = self.model.end_wait(now, client, how) {
+            return self.check_answer(answer);
         }
-        // The client may have stopped waiting before.
-        if let Some(waiting) = self.clients[client].waiting.take() {
-            waiting.disconnect(&mut self.model, now);
-        }
-        self.reconnect(client)
+        if how == "KILL" { self.reconnect(client) } else { Ok(()) }
     }
 
     pub(super) fn reconnect(&mut self, client: usize) -> Outcome {
-        self.clients[client] = Client { wire: Wire::connect(&self.server)?, waiting: None };
+        self.clients[client] = Wire::connect(&self.server)?;
         Ok(())
     }
 
     fn disconnect(&mut self, client: usize) -> Outcome {
         self.note(format!("client {client} disconnects"));
-        let waiting = self.clients[client].waiting.take();
         self.reconnect(client)?;
-        if let Some(Waiting { blocked_id, .. }) = waiting {
-            let now = self.now();
-            self.model.handle_event(now, &ServerEvent::Disconnected(blocked_id));
-        }
+        self.model.disconnect(self.now(), client);
         self.settle(OWN_WRITE_TOLERANCE_MS)
     }
 
-    /// Executes a command, and a packet during which the command's deadline passes.
-    fn late(
-        &mut self,
-        client: usize,
-        before: &(u32, Command),
-        after: &[(u32, Command)],
-        wrap: Wrap,
-    ) -> Outcome {
+    /// Takes a [`Step::Late`].
+    fn late(&mut self, before: &Packet, after: Packet) -> Outcome {
         self.wait_for_quiet(6 * GUARD_US)?;
-        let waits = before.1.may_wait();
         let first = self.now();
-        self.note(format!("client {client}, late: [{}] {}", before.0, before.1.shown()));
-        let alone = slice::from_ref(before);
-        let (sent, layout) = packed(alone, Wrap::None);
-        self.clients[client].wire.send(&sent)?;
-        let replies = self.replies(client, alone, Wrap::None, layout, None)?;
+        let replies = self.replies(before, None)?;
         let now = self.now();
         if now.monotonic.us_since(first.monotonic) > SLOW_STEP_US {
             return Err(Trouble::Undecided);
         }
-        self.execute((now, first), client, before.0, &before.1, replies[0].as_ref(), Wrap::None)?;
+        self.execute_all((now, first), before, &replies)?;
         // No `settle` here: it takes time, and the deadline must pass during the next packet.
         self.model.run_until(now);
-        let other = if waits { self.idle_but(client) } else { Some(client) };
-        let Some(other) = other else { return self.settle(OWN_WRITE_TOLERANCE_MS) };
+        let is_idle = |client: &usize| self.model.waiting[*client].is_none();
+        let others = (0..CLIENTS).filter(|client| *client != before.client);
+        let sender = if before.commands[0].may_wait() {
+            others.into_iter().find(is_idle)
+        } else {
+            Some(before.client)
+        };
+        let Some(client) = sender else { return self.settle(OWN_WRITE_TOLERANCE_MS) };
         let late = Now {
             monotonic: first.monotonic.plus_us(LATE_MS * 1000),
             wall_us: first.wall_us + LATE_MS * 1000,
         };
-        self.packet(other, after, wrap, Some(late))
-    }
-
-    pub(super) fn idle_but(&self, client: usize) -> Option<usize> {
-        (0..CLIENTS).find(|&other| other != client && self.clients[other].waiting.is_none())
+        self.packet(&Packet { client, ..after }, Some(late))
     }
 
     /// Checks that each client receives the answer that the node in the model gives it.
     fn check_answers(&mut self) -> Outcome {
-        for (blocked_id, reply) in self.model.answers() {
-            let its = |client: &Client| {
-                client.waiting.as_ref().filter(|waiting| waiting.blocked_id == blocked_id).cloned()
-            };
-            let mut clients = self.clients.iter().enumerate();
-            let found = clients.find_map(|(index, client)| Some((index, its(client)?)));
-            let Some((client, waiting)) = found else { continue };
-            self.check_answer(client, &answer(&waiting, reply))?;
-        }
-        Ok(())
+        self.model.answers().into_iter().try_for_each(|answer| self.check_answer(answer))
     }
 
-    fn check_answer(&mut self, client: usize, expected: &Expected) -> Outcome {
+    fn check_answer(&mut self, answer: Answer) -> Outcome {
+        let Answer { client, expected, .. } = &answer;
         let (started, mut rounds) = (Instant::now(), 0);
         let reply = loop {
-            if let Some(reply) = self.clients[client].wire.try_receive()? {
+            if let Some(reply) = self.clients[*client].try_receive()? {
                 break reply;
             }
             if started.elapsed() > SETTLE_LIMIT && rounds > SETTLE_ROUNDS {
@@ -595,17 +527,16 @@ impl Episode {
                     "client {client} is not answered, the model expects {expected:?}"
                 )));
             }
-            self.control.call("PING")?;
+            let _: Value = self.control.call("PING")?;
             rounds += 1;
             if rounds > 3 {
                 thread::sleep(Duration::from_millis(1));
             }
         };
         self.note(format!("  client {client} is answered {reply:?}"));
-        if let Some(waiting) = self.clients[client].waiting.take() {
-            self.record(client, &waiting.command, expected);
-        }
-        self.check_reply(&format!("the answer to client {client}"), expected, &reply)
+        self.check_reply(&format!("the answer to client {client}"), expected, &reply)?;
+        self.answers.push(answer);
+        Ok(())
     }
 
     /// Compares all visible state again and again, until the server and the model agree.
@@ -646,13 +577,13 @@ impl Episode {
     /// Returns the difference if the server has answered a client that waits in the model.
     fn early_answer(&mut self) -> Outcome<Option<String>> {
         for (index, client) in self.clients.iter_mut().enumerate() {
-            if client.waiting.is_some()
-                && let Some(reply) = client.wire.try_receive()?
+            if self.model.waiting[index].is_some()
+                && let Some(reply) = client.try_receive()?
             {
                 // The wait may have ended since the model ran.
                 let difference =
                     format!("client {index} is answered {reply:?}, and waits in the model");
-                client.wire.unread(reply);
+                client.unread(reply);
                 return Ok(Some(difference));
             }
         }
@@ -678,9 +609,9 @@ impl Episode {
     pub(super) fn inspect_all(&mut self) -> Outcome {
         self.wait_for_quiet(GUARD_US)?;
         let from = self.now();
-        let deadlines = self.deadlines(from);
+        let deadlines = self.model.deadlines(from);
         for (db, key) in places() {
-            let inspect = format!("LOCK.INSPECT {}", KEYS[key]);
+            let inspect = format!("LOCK.INSPECT {key}");
             let packet = [words(&format!("SELECT {db}")), words(&inspect)];
             let replies = self.control.call_all(&packet)?;
             let now = self.now();
@@ -697,20 +628,14 @@ impl Episode {
     pub(super) fn describe(&self) -> String {
         let now = self.now();
         let last_steps: Vec<_> = self.last_steps.iter().map(String::as_str).collect();
-        let waiting = self.clients.iter().enumerate().filter_map(|(index, client)| {
-            let Waiting { places, token, until, .. } = client.waiting.as_ref()?;
-            let left_ms = until.ms_since(now.monotonic);
-            Some(format!("  client {index} waits for {places:?} with {token}, for {left_ms} ms"))
-        });
         format!(
-            "{:?}; the server {}\nThe last steps:\n{}\nThe server:\n{}\nThe model:\n{}\n{}\n\
+            "{:?}; the server {}\nThe last steps:\n{}\nThe server:\n{}\nThe model:\n{}\n\
              The end of the server's log:\n{}",
             self.config,
             if self.server.is_running() { "runs" } else { "has ended" },
             last_steps.join("\n"),
             self.last_view.shown(now),
             self.model.shown(now),
-            waiting.collect::<Vec<_>>().join("\n"),
             tail(&self.server.log()),
         )
     }
@@ -719,29 +644,6 @@ impl Episode {
 fn tail(log: &str) -> String {
     let lines: Vec<_> = log.lines().collect();
     lines[lines.len().saturating_sub(8)..].join("\n")
-}
-
-/// Returns the expected answer to a client that waited.
-pub(super) fn answer(waiting: &Waiting, reply: WaitReply) -> Expected {
-    match reply {
-        WaitReply::Granted { fence, key, .. } => {
-            let key = key.and_then(|key| key_index(key.as_bytes()));
-            let is_granted = |place: &&Place| key.is_none_or(|key| key == place.1);
-            let places = waiting.places.iter().filter(is_granted).copied().collect();
-            Expected::Fence { places, fence: fence.get(), waits: true, key, mode: waiting.mode }
-        }
-        WaitReply::Refused => Expected::Nil,
-        WaitReply::Failed(error) => Expected::Error(error_start(&error)),
-    }
-}
-
-/// The numbers of replies before those to the commands.
-#[derive(Clone, Copy, Debug)]
-struct Layout {
-    /// In the packet, before the reply to EXEC or EVAL, or else to the first command.
-    before: usize,
-    /// In EXEC, before the replies to the commands.
-    inside: usize,
 }
 
 /// A script that first keeps the server busy, and then executes the commands in its arguments. Each
@@ -754,51 +656,6 @@ while at <= #ARGV do
     at = at + words + 1
 end
 return replies";
-
-fn packed(commands: &[(u32, Command)], wrap: Wrap) -> (Vec<Words>, Layout) {
-    let select = |db: u32| words(&format!("SELECT {db}"));
-    let first_db = commands.first().map_or(0, |(db, _)| *db);
-    let mut packet = vec![words("TIME"), select(first_db)];
-    let mut layout = Layout { before: packet.len(), inside: 0 };
-    let sleep_ms = wrap.sleep_ms();
-    let sleep = words(&format!("DEBUG SLEEP 0.{sleep_ms:03}"));
-    if let Wrap::Script { .. } = wrap {
-        let mut eval =
-            vec![b"EVAL".to_vec(), SCRIPT.into(), b"0".to_vec(), sleep_ms.to_string().into()];
-        for (_, command) in commands {
-            let words = command.words();
-            eval.push(words.len().to_string().into());
-            eval.extend(words);
-        }
-        packet.push(eval);
-        return (packet, layout);
-    }
-    if let Wrap::Multi { .. } = wrap {
-        packet.push(words("MULTI"));
-        layout.before += 1 + commands.len();
-        if sleep_ms > 0 {
-            packet.push(sleep);
-            layout.before += 1;
-            layout.inside = 1;
-        }
-        packet.extend(commands.iter().map(|(_, command)| command.words()));
-        packet.push(words("EXEC"));
-        return (packet, layout);
-    }
-    if sleep_ms > 0 {
-        packet.push(sleep);
-        layout.before += 1;
-    }
-    let mut selected = first_db;
-    for (db, command) in commands {
-        if *db != selected {
-            packet.push(select(*db));
-            selected = *db;
-        }
-        packet.push(command.words());
-    }
-    (packet, layout)
-}
 
 fn now(started: Instant, wall: &WallClock) -> Now {
     // The episode starts at this time of the monotonic clock.
@@ -813,7 +670,7 @@ fn now(started: Instant, wall: &WallClock) -> Now {
 
 fn flavor(control: &mut Wire) -> Result<Flavor> {
     let mut version = |name: &str| -> Result<Option<(u32, u32)>> {
-        let version = info(control, "server", name)?;
+        let version = control.info("server", name)?;
         let mut parts = version.split('.').map_while(|part| part.parse().ok());
         Ok(parts.next().zip(parts.next()))
     };

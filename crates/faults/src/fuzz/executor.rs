@@ -1,24 +1,14 @@
 //! Runs the claims of a table: on the model alone, whose clocks stand still between the steps, and
 //! on a real server, which the model accompanies.
 
-use quorlock_core::node::{BlockedId, Monotonic, Now};
+use quorlock_core::node::{Monotonic, Now};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
-use super::command::{Command, Place, Step, Wrap};
-use super::episode::{CLIENTS, Config, Episode, GUARD_US, Outcome, Trouble, Waiting, answer};
-use super::model::{Expected, Flavor, Model, places};
-use super::table::{
-    self, Claim, Event, Fences, Line, figures_differ, is_expected, key_differs, proposal,
-};
-
-/// An answer to a client, and the command that it answers.
-#[derive(Clone, Debug)]
-pub(super) struct Answer {
-    pub(super) client: usize,
-    pub(super) command: Command,
-    pub(super) expected: Expected,
-}
+use super::command::{Command, Packet, Place, Step, places};
+use super::episode::{Config, Episode, GUARD_US, Outcome, Trouble};
+use super::model::{Answer, Expected, Flavor, Model};
+use super::table::{Claim, Event, Fences, Line, figures_differ, is_expected, key_differs};
 
 /// How long a real server may take for the steps of a claim, in milliseconds.
 const LATE_MS: u64 = 3000;
@@ -34,7 +24,6 @@ trait Target {
     fn model(&self) -> &Model;
     /// The last fence of a key: in the model, and on the server.
     fn last_fence(&self, fences: &Fences, place: Place) -> Option<(u64, u64)>;
-    fn id_of(&self, client: usize) -> i64;
     fn take(&mut self, step: Step) -> Outcome;
     /// Returns the answers since the last call, in order.
     fn answers(&mut self) -> Vec<Answer>;
@@ -79,20 +68,15 @@ impl Claim {
             steps: u64::MAX,
         };
         for _ in 0..TRIES {
-            let mut episode = match Episode::start(config, StdRng::seed_from_u64(0)) {
-                Ok(episode) => episode,
-                Err(error) => return Err(error.to_string()),
-            };
-            match self.run(&mut episode) {
+            let mut episode = Episode::start(config, StdRng::seed_from_u64(0))
+                .map_err(|error| error.to_string())?;
+            let what = match self.run(&mut episode) {
                 Ok(()) => return Ok(()),
-                Err(Trouble::Undecided) => {}
-                Err(Trouble::Difference(what)) => {
-                    return Err(format!("{what}\n{}", episode.describe()));
-                }
-                Err(Trouble::Failed(error)) => {
-                    return Err(format!("{error:#}\n{}", episode.describe()));
-                }
-            }
+                Err(Trouble::Undecided) => continue,
+                Err(Trouble::Difference(what)) => what,
+                Err(Trouble::Failed(error)) => format!("{error:#}"),
+            };
+            return Err(format!("{what}\n{}", episode.describe()));
         }
         Err(format!("{}: undecided on this machine", self.name))
     }
@@ -100,47 +84,37 @@ impl Claim {
     fn run<T: Target>(&self, target: &mut T) -> Outcome {
         let mut fences = Fences::default();
         for line in &self.lines {
-            step(line, target, &mut fences).map_err(|trouble| match trouble {
-                Trouble::Difference(what) => {
-                    Trouble::Difference(format!("{}\n    {}\n{what}", self.name, line.text))
-                }
-                other => other,
-            })?;
+            let what = match step(line, target, &mut fences) {
+                Ok(None) => continue,
+                Ok(Some(what)) | Err(Trouble::Difference(what)) => what,
+                Err(other) => return Err(other),
+            };
+            let what = format!("{}\n    {}\n{what}", self.name, line.text);
+            return Err(Trouble::Difference(what));
         }
         Ok(())
     }
 }
 
-fn step<T: Target>(line: &Line, target: &mut T, fences: &mut Fences) -> Outcome {
-    let taken = match line.event.clone() {
+/// Takes a step. Returns the difference between its result and what the table says.
+fn step<T: Target>(line: &Line, target: &mut T, fences: &mut Fences) -> Outcome<Option<String>> {
+    let now = target.now();
+    let mut taken = match &line.event {
         Event::Key { place, holds } => {
-            let wall_ms = target.now().wall_ms();
-            let differs = key_differs(target.model(), wall_ms, place, holds, T::LATE_MS);
-            return differs.map_or(Ok(()), |what| Err(Trouble::Difference(what)));
+            return Ok(key_differs(target.model(), now.wall_ms(), *place, holds, T::LATE_MS));
         }
-        Event::Stats { figures } => {
-            let differs = figures_differ(target.model(), figures);
-            return differs.map_or(Ok(()), |what| Err(Trouble::Difference(what)));
-        }
-        Event::Commands { client, commands, wrap } => {
-            let now = target.now();
-            let read = |(db, text)| {
-                let propose = |fence: &str, place: Place| {
-                    proposal(fence, now.wall_us, target.last_fence(fences, place))
-                };
-                (db, table::command(text, db, |client| target.id_of(client), propose))
-            };
-            let commands = commands.into_iter().map(read).collect();
-            Step::Packet { client, commands, wrap }
-        }
-        Event::Taken(step) => step,
+        Event::Stats { figures } => return Ok(figures_differ(target.model(), figures)),
+        Event::Taken(step) => step.clone(),
     };
+    if let Step::Packet(packet) = &mut taken {
+        for command in &mut packet.commands {
+            command.propose(now.wall_us, |place| target.last_fence(fences, place));
+        }
+    }
     target.take(taken)?;
     let answers = target.answers();
-    let mut shown: Vec<_> = answers
-        .iter()
-        .map(|answer| (answer.client, fences.shown(&answer.expected, &answer.command)))
-        .collect();
+    let mut shown: Vec<_> =
+        answers.iter().map(|answer| (answer.client, fences.shown(answer))).collect();
     // The answers to waiters are compared in the order of the clients.
     let replies = line.replies().min(shown.len());
     shown[replies..].sort();
@@ -148,19 +122,14 @@ fn step<T: Target>(line: &Line, target: &mut T, fences: &mut Fences) -> Outcome 
         && line.answers.iter().zip(&shown).all(|((client, expected), (by, shown))| {
             client == by && is_expected(expected, shown, T::LATE_MS)
         });
-    let listed: Vec<_> =
-        shown.iter().map(|(client, answer)| format!("{} {answer}", client + 1)).collect();
-    if agree { Ok(()) } else { Err(Trouble::Difference(format!("answers: {}", listed.join("; ")))) }
+    let listed = shown.iter().map(|(client, answer)| format!("{} {answer}", client + 1));
+    Ok((!agree).then(|| format!("answers: {}", listed.collect::<Vec<_>>().join("; "))))
 }
 
 /// The model and its clients, in virtual time.
 struct Memory {
     model: Model,
-    flavor: Flavor,
-    claim: Claim,
     now: Now,
-    waiting: [Option<Waiting>; CLIENTS],
-    blocked_ids: u64,
     answers: Vec<Answer>,
 }
 
@@ -168,73 +137,25 @@ impl Memory {
     fn new(claim: &Claim, flavor: Flavor) -> Self {
         let now =
             Now { monotonic: Monotonic::from_us(1_000_000_000), wall_us: 1_700_000_000_000_000 };
-        Self {
-            model: Model::new(claim.limits, flavor, now),
-            flavor,
-            claim: claim.clone(),
-            now,
-            waiting: Default::default(),
-            blocked_ids: 0,
-            answers: Vec::new(),
-        }
+        Self { model: Model::new(claim.limits, flavor, now), now, answers: Vec::new() }
     }
 
-    /// Lets time pass. Each command takes a microsecond, so that fences of the clock differ.
     fn pass_us(&mut self, us: u64) {
         self.now.monotonic = self.now.monotonic.plus_us(us);
         self.now.wall_us += us;
     }
 
-    fn run_turns(&mut self) {
-        self.model.run_until(self.now);
-        for (blocked_id, reply) in self.model.answers() {
-            let waits = |waiting: &Option<Waiting>| {
-                waiting.as_ref().is_some_and(|waiting| waiting.blocked_id == blocked_id)
-            };
-            let Some(client) = self.waiting.iter().position(waits) else { continue };
-            if let Some(waiting) = self.waiting[client].take() {
-                let expected = answer(&waiting, reply);
-                self.answers.push(Answer { client, command: waiting.command, expected });
-            }
-        }
-    }
-
-    fn execute(&mut self, client: usize, db: u32, command: Command, may_block: bool) {
-        let now = self.now;
-        let mut of_waiter = None;
-        let expected = match &command {
-            Command::Unblock { client: waiter, with_error, .. } => {
-                if let Some(waiting) = self.waiting[*waiter].take() {
-                    let expected = waiting.unblock(&mut self.model, now, *with_error);
-                    of_waiter =
-                        Some(Answer { client: *waiter, command: waiting.command, expected });
-                }
-                Expected::Int(1)
-            }
-            Command::Kill { client: waiter, .. } => {
-                self.disconnect(*waiter);
-                Expected::Int(1)
-            }
-            _ => {
-                self.blocked_ids += 1;
-                let blocked_id = BlockedId(self.blocked_ids);
-                let began = (!may_block).then_some(now);
-                let id = may_block.then_some(blocked_id);
-                let expected = self.model.execute(now, began, db, &command, id);
-                if expected == Expected::Blocked {
-                    self.waiting[client] = Waiting::of(&command, db, blocked_id, now);
-                }
-                expected
+    fn execute(&mut self, Packet { client, wrap, .. }: &Packet, command: Command) {
+        let (client, now) = (*client, self.now);
+        let (expected, of_waiter) = match command.ended_wait() {
+            Some((waiter, how)) => (Expected::Int(1), self.model.end_wait(now, waiter, how)),
+            None => {
+                let began = wrap.is_atomic().then_some(now);
+                (self.model.execute(now, began, client, &command), None)
             }
         };
         self.answers.push(Answer { client, command, expected });
         self.answers.extend(of_waiter);
-    }
-
-    fn disconnect(&mut self, client: usize) {
-        if let Some(waiting) = self.waiting[client].take() {
-            waiting.disconnect(&mut self.model, self.now);
-        }
     }
 }
 
@@ -253,24 +174,22 @@ impl Target for Memory {
         fences.last(place).map(|fence| (fence, fence))
     }
 
-    fn id_of(&self, _client: usize) -> i64 {
-        0
-    }
-
     fn take(&mut self, step: Step) -> Outcome {
         match step {
-            Step::Packet { client, commands, wrap } => {
-                assert!(self.waiting[client].is_none(), "client {} still waits", client + 1);
-                let may_block = !matches!(wrap, Wrap::Multi { .. } | Wrap::Script { .. });
-                for (db, command) in commands {
-                    self.execute(client, db, command, may_block);
+            Step::Packet(packet) => {
+                let client = packet.client;
+                assert!(self.model.waiting[client].is_none(), "client {} still waits", client + 1);
+                for command in packet.commands.clone() {
+                    self.execute(&packet, command);
                 }
             }
             Step::Pass { ms } => self.pass_us(ms * 1000),
             Step::MoveClock { ms } => {
                 self.now.wall_us = self.now.wall_us.saturating_add_signed(ms * 1000);
             }
-            Step::Disconnect { client } => self.disconnect(client),
+            Step::Disconnect { client } => {
+                self.model.disconnect(self.now, client);
+            }
             Step::Evict => {
                 for place in places() {
                     self.model.evict(self.now, place);
@@ -281,13 +200,13 @@ impl Target for Memory {
                 // A start takes time, and so a counter of fences begins with a larger number.
                 self.pass_us(1000);
                 let keys = std::mem::take(&mut self.model.server.keys);
-                self.model = Model::new(self.claim.limits, self.flavor, self.now);
+                self.model.restart(self.now);
                 self.model.server.keys = keys;
-                self.waiting = Default::default();
             }
             other => unreachable!("no table has {other:?}"),
         }
-        self.run_turns();
+        self.model.run_until(self.now);
+        self.answers.extend(self.model.answers());
         Ok(())
     }
 
@@ -309,10 +228,6 @@ impl Target for Episode {
 
     fn last_fence(&self, _fences: &Fences, place: Place) -> Option<(u64, u64)> {
         self.offsets.last(place)
-    }
-
-    fn id_of(&self, client: usize) -> i64 {
-        self.clients[client].wire.id
     }
 
     fn take(&mut self, step: Step) -> Outcome {

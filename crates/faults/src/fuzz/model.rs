@@ -1,17 +1,17 @@
 //! The node decides as in the module. The model imitates only the server around it: the effect of
-//! each plain command on the keys, and the events that the server sends for it.
+//! each plain command on the keys, the events that the server sends for it, and the clients that
+//! wait.
 
+use quorlock_core::Ttl;
 use quorlock_core::node::memory_server::{Name, Server, Value};
 use quorlock_core::node::{
     self, BlockedId, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent, Mode,
     Monotonic, Now, Reason, ServerEvent, Settings, WaitReply,
 };
-use quorlock_core::{Fence, Ttl};
 
-use super::command::{
-    Command, DBS, KEYS, Keys, LockCommand, Place, PlainCommand, ProposedFence, SetCondition,
-    key_index,
-};
+use super::command::{Command, LockCommand, Place, key, known_key, number, option, places};
+
+pub(super) const CLIENTS: usize = 7;
 
 /// The differences between servers that matter to the fuzzer.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,7 +35,7 @@ pub(super) enum Expected {
         fence: u64,
         waits: bool,
         /// The granted key, if the reply names it.
-        key: Option<usize>,
+        key: Option<&'static str>,
         /// The fences of shared locks may be equal, or in any order.
         mode: Mode,
     },
@@ -52,6 +52,23 @@ pub(super) enum Expected {
     Scanned(Vec<(Place, Inspected)>),
 }
 
+/// An answer to a client, and the command that it answers.
+#[derive(Clone, Debug)]
+pub(super) struct Answer {
+    pub(super) client: usize,
+    pub(super) command: Command,
+    pub(super) expected: Expected,
+}
+
+/// A client that is blocked.
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub(super) command: Command,
+    pub(super) places: Vec<Place>,
+    until: Monotonic,
+    blocked_id: BlockedId,
+}
+
 /// How the random value of a revoked or shared lock begins in the model.
 pub(super) const UNKNOWN: &str = "unknown-";
 /// The length of such a value in the model and on the server.
@@ -60,8 +77,11 @@ pub(super) const UNKNOWN_BYTES: usize = 32;
 #[derive(Clone, Debug)]
 pub(super) struct Model {
     pub(super) server: Server,
-    pub(super) flavor: Flavor,
-    max_ttl: Ttl,
+    /// The clients by their indices; `None` for a client that does not wait.
+    pub(super) waiting: [Option<Waiting>; CLIENTS],
+    limits: Limits,
+    flavor: Flavor,
+    blocked_ids: u64,
     revocations: u64,
     last_change: Monotonic,
 }
@@ -92,11 +112,18 @@ impl Model {
         };
         Self {
             server: Server::new(settings, now),
+            waiting: Default::default(),
+            limits,
             flavor,
-            max_ttl,
+            blocked_ids: 0,
             revocations: 0,
             last_change: now.monotonic,
         }
+    }
+
+    /// Replaces the server by one that has just started, with the same configuration.
+    pub(super) fn restart(&mut self, now: Now) {
+        *self = Self::new(self.limits, self.flavor, now);
     }
 
     /// Runs all due events, each at its time.
@@ -120,7 +147,7 @@ impl Model {
             places().for_each(|place| self.expire_key(now, place));
         }
         self.server.run_turns(now);
-        self.last_change = self.last_change.max(now.monotonic);
+        self.note_change(now);
     }
 
     /// Returns the times at which keys expire.
@@ -132,6 +159,7 @@ impl Model {
     /// Returns all times from now on at which an event may happen without a command.
     pub(super) fn deadlines(&self, now: Now) -> Vec<Monotonic> {
         let mut all: Vec<_> = self.expiries(now).collect();
+        all.extend(self.waiting.iter().flatten().map(|waiting| waiting.until));
         all.extend(self.server.node.deadlines().filter(|at| *at > now.monotonic));
         if let Some((_, Some(left_ms))) = self.server.node.abstention(now.monotonic) {
             all.push(now.monotonic.plus_us(left_ms.saturating_mul(1000)));
@@ -143,263 +171,242 @@ impl Model {
         all
     }
 
-    /// Executes a command on keys, and returns the expected reply. With an id, the command may
-    /// block the client. In EXEC and in scripts, keys expire by the wall clock at `began`.
+    /// Executes a command on keys, and returns the expected reply. The client may be blocked,
+    /// unless the command is executed in a transaction or a script that began at `began`: there,
+    /// keys expire by the wall clock at that time.
     pub(super) fn execute(
         &mut self,
         now: Now,
         began: Option<Now>,
-        db: u32,
+        client: usize,
         command: &Command,
-        blocked_id: Option<BlockedId>,
     ) -> Expected {
         self.note_change(now);
-        self.server.keys.client = blocked_id;
-        let expected = match command {
-            Command::Lock(command) => self.lock(now, began.unwrap_or(now), db, command),
-            Command::Plain(command) => {
-                let keys_now = Now { monotonic: now.monotonic, ..began.unwrap_or(now) };
-                for place in command.keys_looked_up(db) {
-                    self.expire_key(keys_now, place);
-                    // Without the first key, the server does not look up the second.
-                    if self.get(place).is_none() {
-                        break;
-                    }
-                }
-                self.plain(keys_now, db, command)
-            }
-            Command::Unblock { .. } | Command::Kill { .. } => {
-                unreachable!("these are about clients")
-            }
+        let keys_now = Now { monotonic: now.monotonic, ..began.unwrap_or(now) };
+        let Some(lock) = command.lock() else {
+            return self.plain(keys_now, command.db, &command.words());
         };
+        self.blocked_ids += 1;
+        let blocked_id = BlockedId(self.blocked_ids);
+        self.server.keys.client = began.is_none().then_some(blocked_id);
+        self.server.keys.set_wall_ms(keys_now.wall_ms());
+        let expected = self.lock(now, command.db, &lock);
         self.server.keys.client = None;
+        if expected == Expected::Blocked {
+            let places = lock.keys.iter().map(|key| (command.db, *key)).collect();
+            let until = now.monotonic.plus_us(lock.wait_ms.unwrap_or_default() * 1000);
+            let command = command.clone();
+            self.waiting[client] = Some(Waiting { command, places, until, blocked_id });
+        }
         expected
     }
 
-    #[allow(clippy::too_many_lines, reason = "one arm for each command")]
-    fn lock(&mut self, now: Now, keys_now: Now, db: u32, command: &LockCommand) -> Expected {
-        let Self { server, max_ttl, revocations, .. } = self;
-        let mut execute = |command: &node::Command<'_, Name>| {
-            server.keys.set_wall_ms(keys_now.wall_ms());
-            server.node.execute(now, command, &mut server.keys)
-        };
+    fn lock(&mut self, now: Now, db: u32, lock: &LockCommand<'_>) -> Expected {
         let name = |text: &str| Name::from_slice(text.as_bytes());
-        let names = |keys: &[usize]| keys.iter().map(|&key| name(KEYS[key])).collect::<Vec<_>>();
-        let places = |keys: &[usize]| keys.iter().map(|&key| (db, key)).collect::<Vec<_>>();
-        let ttl = |ms: u64| {
-            Ttl::from_ms_up_to(ms, max_ttl.ms()).unwrap_or_else(|error| panic!("{error}"))
+        let keys = &lock.keys.iter().map(|key| name(key)).collect::<Vec<_>>()[..];
+        let (token, new_token) = (&name(lock.token), lock.new_token.map(name));
+        let (mode, fence) = (lock.mode, lock.fence);
+        let ttl = || {
+            let ttl = Ttl::from_ms_up_to(lock.ttl_ms, self.limits.max_ttl_ms);
+            ttl.unwrap_or_else(|error| panic!("{error}"))
         };
-        let fence = |proposed: Option<ProposedFence>| {
-            proposed.map(|fence| Fence::new(fence.of_model).unwrap_or_default())
+        let acquire = || {
+            let owner = lock.owner.map(str::as_bytes);
+            let (ttl, wait_ms) = (ttl(), lock.wait_ms.unwrap_or(0));
+            node::Acquire { db, keys, token, ttl, mode, owner, fence, wait_ms }
         };
-        match command {
-            LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence: proposed, owner } => {
-                let sorted = keys.in_node_order();
-                let acquire = node::Acquire {
-                    db,
-                    keys: &names(&sorted),
-                    token: &name(token),
-                    ttl: ttl(*ttl_ms),
-                    mode: *mode,
-                    owner: owner.map(str::as_bytes),
-                    fence: fence(*proposed),
-                    wait_ms: wait_ms.unwrap_or(0),
-                };
-                let command = match keys {
-                    Keys::Any(_) => node::Command::AcquireAny(acquire),
-                    Keys::One(_) | Keys::Counted(_) => node::Command::Acquire(acquire),
-                };
-                let (waits, mode) = (wait_ms.is_some(), *mode);
-                match execute(&command) {
-                    Ok(node::Reply::Granted(fence)) => {
-                        let (places, fence) = (places(&sorted), fence.get());
-                        Expected::Fence { places, fence, waits, key: None, mode }
-                    }
-                    Ok(node::Reply::GrantedOne { fence, key }) => {
-                        let (places, fence) = (places(&sorted[key..=key]), fence.get());
-                        Expected::Fence { places, fence, waits, key: Some(sorted[key]), mode }
-                    }
-                    other => expected(other),
-                }
+        let digits = UNKNOWN_BYTES - UNKNOWN.len();
+        let random_value = name(&format!("{UNKNOWN}{:0digits$}", self.revocations + 1));
+        let pattern = lock.pattern.and_then(|pattern| node::Pattern::new(pattern.as_bytes()));
+        let command = match lock.name {
+            "ACQUIRE" if lock.is_any => node::Command::AcquireAny(acquire()),
+            "ACQUIRE" => node::Command::Acquire(acquire()),
+            "EXTEND" => {
+                let (ttl, new_token) = (ttl(), new_token.as_ref());
+                let extend = node::Extend { db, keys, token, ttl, mode, fence, new_token };
+                node::Command::Extend(extend)
             }
-            LockCommand::Extend { keys, token, ttl_ms, mode, fence: proposed, new_token } => {
-                let sorted = keys.in_node_order();
-                let new_token = new_token.map(name);
-                let extend = node::Extend {
-                    db,
-                    keys: &names(&sorted),
-                    token: &name(token),
-                    ttl: ttl(*ttl_ms),
-                    mode: *mode,
-                    fence: fence(*proposed),
-                    new_token: new_token.as_ref(),
-                };
-                match execute(&node::Command::Extend(extend)) {
-                    Ok(node::Reply::Extended(fence)) => {
-                        let (places, fence) = (places(&sorted), fence.get());
-                        let mode = mode_of(&mut server.clone(), now, places[0]);
-                        Expected::Fence { places, fence, waits: false, key: None, mode }
-                    }
-                    other => expected(other),
-                }
+            "RELEASE" => node::Command::Release(node::Release { db, keys, token }),
+            "YIELD" => node::Command::Yield(node::Yield { db, keys, token }),
+            "REVOKE" => {
+                self.revocations += 1;
+                let (key, ends_now) = (&keys[0], lock.ends_now);
+                let random_value = &random_value;
+                node::Command::Revoke(node::Revoke { db, key, random_value, ends_now })
             }
-            LockCommand::Release { keys, token } => {
-                let release =
-                    node::Release { db, keys: &names(&keys.in_node_order()), token: &name(token) };
-                expected(execute(&node::Command::Release(release)))
+            "SCAN" => {
+                let (pattern, count) = (pattern.as_ref(), node::SCAN_COUNT_MAX);
+                node::Command::Scan(node::Scan { db, cursor: 0, pattern, count })
             }
-            LockCommand::Yield { keys, token } => {
-                let yields =
-                    node::Yield { db, keys: &names(&keys.in_node_order()), token: &name(token) };
-                expected(execute(&node::Command::Yield(yields)))
+            "INSPECT" => node::Command::Inspect(node::Inspect { db, key: &keys[0] }),
+            other => panic!("LOCK.{other} is no command"),
+        };
+        let reply = self.server.node.execute(now, &command, &mut self.server.keys);
+        let waits = lock.wait_ms.is_some();
+        let places = |keys: &[&'static str]| keys.iter().map(|key| (db, *key)).collect::<Vec<_>>();
+        match reply {
+            Ok(node::Reply::Waits) => Expected::Blocked,
+            Ok(node::Reply::Granted(fence)) => {
+                let (places, fence) = (places(&lock.keys), fence.get());
+                Expected::Fence { places, fence, waits, key: None, mode }
             }
-            LockCommand::Revoke { key, ends_now } => {
-                *revocations += 1;
-                let digits = UNKNOWN_BYTES - UNKNOWN.len();
-                let random_value = name(&format!("{UNKNOWN}{revocations:0digits$}"));
-                let revoke = node::Revoke {
-                    db,
-                    key: &name(KEYS[*key]),
-                    random_value: &random_value,
-                    ends_now: *ends_now,
-                };
-                expected(execute(&node::Command::Revoke(revoke)))
+            Ok(node::Reply::GrantedOne { fence, key }) => {
+                let (places, fence) = (places(&lock.keys[key..=key]), fence.get());
+                Expected::Fence { places, fence, waits, key: Some(lock.keys[key]), mode }
             }
-            LockCommand::Scan { pattern } => {
-                let pattern = pattern.and_then(|pattern| node::Pattern::new(pattern.as_bytes()));
-                let count = node::SCAN_COUNT_MAX;
-                let scan = node::Scan { db, cursor: 0, pattern: pattern.as_ref(), count };
-                let Ok(node::Reply::Scanned(scanned)) = execute(&node::Command::Scan(scan)) else {
-                    unreachable!("SCAN is always carried out")
-                };
+            Ok(node::Reply::Extended(fence)) => {
+                let (places, fence) = (places(&lock.keys), fence.get());
+                let mode = self.mode_of(now, places[0]);
+                Expected::Fence { places, fence, waits, key: None, mode }
+            }
+            Ok(node::Reply::Refused | node::Reply::NotHeld | node::Reply::Inspected(None)) => {
+                Expected::Nil
+            }
+            Ok(
+                node::Reply::Released(yes) | node::Reply::Yielded(yes) | node::Reply::Revoked(yes),
+            ) => Expected::Int(yes.into()),
+            Ok(node::Reply::Inspected(Some(inspected))) => {
+                Expected::Inspected((db, lock.keys[0]), inspected)
+            }
+            Ok(node::Reply::Scanned(scanned)) => {
                 assert_eq!(scanned.cursor, 0, "one call looks at more keys than there are");
                 let locks = scanned.locks.into_iter();
                 let mut locks: Vec<_> = locks
-                    .filter_map(|lock| Some(((db, key_index(&lock.key)?), lock.inspected)))
+                    .filter_map(|lock| Some(((db, known_key(&lock.key)?), lock.inspected)))
                     .collect();
                 locks.sort_by_key(|(place, _)| *place);
                 Expected::Scanned(locks)
             }
-            LockCommand::Inspect { key } => {
-                let name = name(KEYS[*key]);
-                inspected(
-                    (db, *key),
-                    execute(&node::Command::Inspect(node::Inspect { db, key: &name })),
-                )
-            }
+            Err(error) => Expected::Error(error_start(&error)),
         }
     }
 
-    pub(super) fn inspect(&mut self, now: Now, place: Place) -> Expected {
-        self.note_change(now);
-        inspect(&mut self.server, now, place)
+    pub(super) fn inspect(&mut self, now: Now, (db, key): Place) -> Expected {
+        self.execute(now, None, 0, &Command::new(db, format!("LOCK.INSPECT {key}")))
+    }
+
+    /// Returns the mode of the lock on a key; exclusive if there is no lease.
+    pub(super) fn mode_of(&self, now: Now, place: Place) -> Mode {
+        match self.clone().inspect(now, place) {
+            Expected::Inspected(_, Inspected { holder: Holder::Lease { mode, .. }, .. }) => mode,
+            _ => Mode::Exclusive,
+        }
     }
 
     pub(super) fn get(&self, (db, key): Place) -> Option<&Value> {
-        self.server.get(db, KEYS[key].as_bytes())
+        self.server.get(db, key.as_bytes())
     }
 
+    /// Executes a command of the server itself.
     #[expect(clippy::too_many_lines, reason = "a table of commands")]
-    fn plain(&mut self, now: Now, db: u32, command: &PlainCommand) -> Expected {
-        match command {
-            PlainCommand::Del(key) | PlainCommand::Unlink(key) => {
-                let removed = self.remove(now, (db, *key), KeyEvent::Removed);
-                Expected::Int(removed.is_some().into())
+    fn plain(&mut self, now: Now, db: u32, words: &[&str]) -> Expected {
+        for place in keys_looked_up(db, words) {
+            self.expire_key(now, place);
+            // Without the first key, the server does not look up the second.
+            if self.get(place).is_none() {
+                break;
             }
-            PlainCommand::GetDel(key) => match self.get((db, *key)).cloned() {
+        }
+        let at = |name: &str| (db, key(name));
+        match *words {
+            ["DEL" | "UNLINK", name] => {
+                Expected::Int(self.remove(now, at(name), KeyEvent::Removed).is_some().into())
+            }
+            ["GETDEL", name] => match self.get(at(name)).cloned() {
                 None => Expected::Nil,
                 Some(Value { text: None, .. }) => Expected::Error("WRONGTYPE".into()),
                 Some(Value { text: Some(text), .. }) => {
-                    self.remove(now, (db, *key), KeyEvent::Removed);
+                    self.remove(now, at(name), KeyEvent::Removed);
                     Expected::Bulk(text.to_vec())
                 }
             },
-            PlainCommand::Set { key, value, px_ms, condition } => {
-                let exists = self.get((db, *key)).is_some();
-                let unmet = if exists { SetCondition::Missing } else { SetCondition::Present };
-                if *condition == Some(unmet) {
+            ["SET", name, value, ref options @ ..] => {
+                let unmet = if self.get(at(name)).is_some() { "NX" } else { "XX" };
+                if options.contains(&unmet) {
                     return Expected::Nil;
                 }
-                self.set(now, (db, *key), value, *px_ms);
+                self.set(now, at(name), value, option(options, "PX").map(number));
                 Expected::Ok
             }
-            PlainCommand::PSetEx { key, value, ms } => {
-                self.set(now, (db, *key), value, Some(*ms));
+            ["PSETEX", name, ms, value] => {
+                self.set(now, at(name), value, Some(number(ms)));
                 Expected::Ok
             }
-            PlainCommand::Append { key, value } => match self.get((db, *key)).cloned() {
-                Some(Value { text: None, .. }) => Expected::Error("WRONGTYPE".into()),
-                there => {
-                    let mut value_there = there.unwrap_or_else(|| Value::text(b"", None));
-                    if let Some(text) = &mut value_there.text {
-                        text.extend_from_slice(value.as_bytes());
-                    }
-                    let bytes = value_there.text.as_ref().map_or(0, Name::len);
-                    self.put((db, *key), value_there);
-                    Expected::Int(i64::try_from(bytes).unwrap_or(i64::MAX))
-                }
-            },
-            PlainCommand::PExpire { key, ms } => self.expire(now, (db, *key), *ms),
-            PlainCommand::Persist(key) => {
-                let value = self.server.keys.get_mut(db, KEYS[*key].as_bytes());
+            ["APPEND", name, value] => {
+                let there = self.get(at(name)).cloned();
+                let mut longer = there.unwrap_or_else(|| Value::text(b"", None));
+                let Some(text) = &mut longer.text else {
+                    return Expected::Error("WRONGTYPE".into());
+                };
+                text.extend_from_slice(value.as_bytes());
+                let bytes = bytes_of(&longer);
+                self.put(at(name), longer);
+                Expected::Int(i64::try_from(bytes).unwrap_or(i64::MAX))
+            }
+            ["PEXPIRE", name, ms] => self.expire(now, at(name), number(ms)),
+            ["PERSIST", name] => {
+                let value = self.server.keys.get_mut(db, name.as_bytes());
                 let expired = value.and_then(|value| value.expires_at_ms.take());
                 Expected::Int(expired.is_some().into())
             }
-            PlainCommand::Rename { from, to } => {
-                if from == to && self.get((db, *from)).is_some() {
+            ["RENAME", from, to] => {
+                if from == to && self.get(at(from)).is_some() {
                     return Expected::Ok;
                 }
-                let Some(value) = self.remove(now, (db, *from), KeyEvent::Removed) else {
+                let Some(value) = self.remove(now, at(from), KeyEvent::Removed) else {
                     return Expected::Error("ERR no such key".into());
                 };
-                self.replace(now, (db, *to), value);
+                self.replace(now, at(to), value);
                 Expected::Ok
             }
-            PlainCommand::Copy { from, to, replace } => {
-                if (db, *from) == *to {
+            ["COPY", from, to, "DB", to_db, ref options @ ..] => {
+                let (from, to) = (at(from), (number(to_db), key(to)));
+                if from == to {
                     return Expected::Error("ERR source and destination".into());
                 }
-                let Some(value) = self.get((db, *from)).cloned() else { return Expected::Int(0) };
-                if !replace && self.get(*to).is_some() {
+                let Some(value) = self.get(from).cloned() else { return Expected::Int(0) };
+                if !options.contains(&"REPLACE") && self.get(to).is_some() {
                     return Expected::Int(0);
                 }
-                self.replace(now, *to, value);
+                self.replace(now, to, value);
                 Expected::Int(1)
             }
-            PlainCommand::Move { key, to_db } => {
-                if db == *to_db {
+            ["MOVE", name, to_db] => {
+                let to = (number(to_db), key(name));
+                if to == at(name) {
                     return Expected::Error("ERR source and destination".into());
                 }
-                if self.get((*to_db, *key)).is_some() {
+                if self.get(to).is_some() {
                     return Expected::Int(0);
                 }
-                let removed = self.remove(now, (db, *key), KeyEvent::Removed);
+                let removed = self.remove(now, at(name), KeyEvent::Removed);
                 let Some(value) = removed else { return Expected::Int(0) };
-                self.replace(now, (*to_db, *key), value);
+                self.replace(now, to, value);
                 Expected::Int(1)
             }
-            PlainCommand::Restore { key, value, dumped: _, ms, replace } => {
-                if !replace && self.get((db, *key)).is_some() {
+            ["RESTORE", name, ms, value, ref options @ ..] => {
+                if !options.contains(&"REPLACE") && self.get(at(name)).is_some() {
                     return Expected::Error("BUSYKEY".into());
                 }
-                let expires_at_ms = (*ms > 0).then(|| now.wall_ms() + ms);
-                self.replace(now, (db, *key), Value::text(value.as_bytes(), expires_at_ms));
+                let ms: u64 = number(ms);
+                let expires_at_ms = (ms > 0).then(|| now.wall_ms() + ms);
+                self.replace(now, at(name), Value::text(value.as_bytes(), expires_at_ms));
                 Expected::Ok
             }
-            PlainCommand::LPush(key) => match self.get((db, *key)) {
+            ["LPUSH", name, _] => match self.get(at(name)) {
                 Some(Value { text: Some(_), .. }) => Expected::Error("WRONGTYPE".into()),
                 there => {
                     if there.is_none() {
-                        self.put((db, *key), Value { text: None, expires_at_ms: None });
+                        self.put(at(name), Value { text: None, expires_at_ms: None });
                     }
                     Expected::SomeInt
                 }
             },
-            PlainCommand::Flush { all, .. } => {
-                self.server.flush(now, (!all).then_some(db));
+            [flush @ ("FLUSHDB" | "FLUSHALL"), ..] => {
+                self.server.flush(now, (flush == "FLUSHDB").then_some(db));
                 Expected::Ok
             }
-            PlainCommand::SwapDb => {
+            ["SWAPDB", ..] => {
                 let all: Vec<_> =
                     places().filter_map(|place| Some((place, self.take(place)?))).collect();
                 for ((db, key), value) in all {
@@ -408,6 +415,7 @@ impl Model {
                 self.server.node.handle_event(now, &ServerEvent::Swap(0, 1));
                 Expected::Ok
             }
+            _ => panic!("{words:?} is no command"),
         }
     }
 
@@ -445,8 +453,8 @@ impl Model {
     }
 
     fn expire(&mut self, now: Now, place: Place, ms: i64) -> Expected {
-        let (db, key) = (place.0, KEYS[place.1].as_bytes());
-        let Some(value) = self.server.keys.get_mut(db, key) else { return Expected::Int(0) };
+        let value = self.server.keys.get_mut(place.0, place.1.as_bytes());
+        let Some(value) = value else { return Expected::Int(0) };
         if let Ok(ms @ 1..) = u64::try_from(ms) {
             value.expires_at_ms = Some(now.wall_ms() + ms);
             let value_bytes = value.text.as_ref().map(Name::len);
@@ -470,16 +478,16 @@ impl Model {
     }
 
     fn take(&mut self, (db, key): Place) -> Option<Value> {
-        self.server.keys.take(db, KEYS[key].as_bytes())
+        self.server.keys.take(db, key.as_bytes())
     }
 
     pub(super) fn put(&mut self, (db, key): Place, value: Value) {
-        self.server.keys.insert(db, KEYS[key].as_bytes(), value);
+        self.server.keys.insert(db, key.as_bytes(), value);
     }
 
     /// Reports an event to the node. Like the module, omits events that cannot affect the node.
     fn handle_key_event(&mut self, now: Now, (db, key): Place, event: KeyEvent) {
-        let (node, key) = (&mut self.server.node, KEYS[key].as_bytes());
+        let (node, key) = (&mut self.server.node, key.as_bytes());
         if !node.has_keys()
             || matches!(event, KeyEvent::ExpirySet { .. }) && !node.concerns(db, key)
         {
@@ -516,28 +524,54 @@ impl Model {
         self.server.node.handle_event(now, event);
     }
 
-    /// Ends the wait of a client as `CLIENT UNBLOCK` does, and returns the answer to the client.
-    pub(super) fn unblock(&mut self, now: Now, blocked_id: BlockedId) -> WaitReply {
-        self.note_change(now);
-        self.server.node.unblock(blocked_id).reply
+    /// Ends the wait of a client in one of the ways of [`Command::ended_wait`]. Returns the answer
+    /// to the client, if it waits and stays connected.
+    pub(super) fn end_wait(&mut self, now: Now, client: usize, how: &str) -> Option<Answer> {
+        let waiting = self.waiting[client].clone()?;
+        let expected = if how == "TIMEOUT" {
+            self.note_change(now);
+            waiting.expected(self.server.node.unblock(waiting.blocked_id).reply)
+        } else {
+            self.disconnect(now, client);
+            Expected::Error("UNBLOCKED".into())
+        };
+        self.forget(client);
+        let command = waiting.command;
+        (how != "KILL").then_some(Answer { client, command, expected })
+    }
+
+    /// Removes the wait of a client that has disconnected. Returns whether it waited.
+    pub(super) fn disconnect(&mut self, now: Now, client: usize) -> bool {
+        let Some(waiting) = self.forget(client) else { return false };
+        self.handle_event(now, &ServerEvent::Disconnected(waiting.blocked_id));
+        true
+    }
+
+    fn forget(&mut self, client: usize) -> Option<Waiting> {
+        let waiting = self.waiting[client].take()?;
+        self.server.keys.woken.retain(|other| *other != waiting.blocked_id);
+        Some(waiting)
     }
 
     /// Returns the answers to waiters, in the order in which the node woke them.
-    pub(super) fn answers(&mut self) -> Vec<(BlockedId, WaitReply)> {
-        let woken = std::mem::take(&mut self.server.keys.woken);
-        woken
-            .into_iter()
-            .map(|blocked_id| (blocked_id, self.server.node.answer(blocked_id)))
-            .collect()
+    pub(super) fn answers(&mut self) -> Vec<Answer> {
+        let mut answers = Vec::new();
+        for blocked_id in std::mem::take(&mut self.server.keys.woken) {
+            let reply = self.server.node.answer(blocked_id);
+            for (client, waiting) in self.waiting.iter_mut().enumerate() {
+                if let Some(woken) = waiting.take_if(|waiting| waiting.blocked_id == blocked_id) {
+                    let expected = woken.expected(reply.clone());
+                    answers.push(Answer { client, command: woken.command, expected });
+                }
+            }
+        }
+        answers
     }
 
     /// Returns whether the node has ended a client's wait, and the client has no answer yet.
-    pub(super) fn is_woken(&self, blocked_id: BlockedId) -> bool {
-        self.server.keys.woken.contains(&blocked_id)
-    }
-
-    pub(super) fn forget_wake(&mut self, blocked_id: BlockedId) {
-        self.server.keys.woken.retain(|other| *other != blocked_id);
+    pub(super) fn is_woken(&self, client: usize) -> bool {
+        let waiting = self.waiting[client].as_ref();
+        waiting.is_some_and(|waiting| self.server.keys.woken.contains(&waiting.blocked_id))
     }
 
     /// The figures of `INFO lock` that the server must have, too.
@@ -569,20 +603,15 @@ impl Model {
 
     pub(super) fn shown(&self, now: Now) -> String {
         let mut lines = Vec::new();
-        let mut copy = self.clone();
         for place in places() {
-            let value = self.get(place);
-            let text = value.and_then(|value| value.text.as_ref());
-            let expires_at_ms = value.and_then(|value| value.expires_at_ms);
-            let left_ms = expires_at_ms.map(|at| i128::from(at) - i128::from(now.wall_ms()));
-            let inspected = copy.inspect(now, place);
-            lines.push(format!(
-                "  {} {}: {} {:?}, expires in {left_ms:?} ms; {inspected:?}",
-                place.0,
-                KEYS[place.1],
-                if value.is_some() { "holds" } else { "empty" },
-                text.map(|text| text.escape_ascii().to_string()),
-            ));
+            let (value, inspected) = (self.get(place), self.clone().inspect(now, place));
+            lines.push(format!("  {}; {inspected:?}", shown_key(place, value, now)));
+        }
+        for (client, waiting) in self.waiting.iter().enumerate() {
+            if let Some(Waiting { command, until, .. }) = waiting {
+                let left_ms = until.ms_since(now.monotonic);
+                lines.push(format!("  client {client} waits for {left_ms} ms: {command}"));
+            }
         }
         let node = &self.server.node;
         lines.push(format!(
@@ -596,8 +625,43 @@ impl Model {
     }
 }
 
-pub(super) fn places() -> impl Iterator<Item = Place> {
-    (0..DBS).flat_map(|db| (0..KEYS.len()).map(move |key| (db, key)))
+impl Waiting {
+    /// Returns the expected answer to the client.
+    fn expected(&self, reply: WaitReply) -> Expected {
+        match reply {
+            WaitReply::Granted { fence, key, .. } => {
+                let key = key.and_then(|key| known_key(key.as_bytes()));
+                let is_granted = |place: &&Place| key.is_none_or(|key| key == place.1);
+                let places = self.places.iter().filter(is_granted).copied().collect();
+                let mode = self.command.lock().map_or(Mode::Exclusive, |lock| lock.mode);
+                Expected::Fence { places, fence: fence.get(), waits: true, key, mode }
+            }
+            WaitReply::Refused => Expected::Nil,
+            WaitReply::Failed(error) => Expected::Error(error_start(&error)),
+        }
+    }
+}
+
+/// Describes what a key holds; `None` for nothing.
+pub(super) fn shown_key((db, key): Place, value: Option<&Value>, now: Now) -> String {
+    let Some(Value { text, expires_at_ms }) = value else { return format!("{db} {key}: empty") };
+    let text = text.as_ref().map(|text| text.escape_ascii().to_string());
+    let left_ms = expires_at_ms.map(|at| i128::from(at) - i128::from(now.wall_ms()));
+    format!("{db} {key}: {text:?}, expires in {left_ms:?} ms")
+}
+
+/// Returns the keys that the server looks up for a command of its own, in this order. A lookup
+/// removes an expired key. The server replaces or flushes some keys without a lookup.
+fn keys_looked_up(db: u32, words: &[&str]) -> Vec<Place> {
+    let at = |name: &str| (db, key(name));
+    match *words {
+        ["RENAME", from, to] => vec![at(from), at(to)],
+        ["COPY", from, to, "DB", to_db, ..] => vec![at(from), (number(to_db), key(to))],
+        ["MOVE", name, to_db] => vec![at(name), (number(to_db), key(name))],
+        ["RESTORE", .., "REPLACE"] | ["FLUSHDB" | "FLUSHALL" | "SWAPDB", ..] => Vec::new(),
+        [_, name, ..] => vec![at(name)],
+        _ => panic!("{words:?} is no command"),
+    }
 }
 
 /// Returns the first time at which a key with this expiry is gone.
@@ -609,42 +673,6 @@ fn gone_at(now: Now, expires_at_ms: u64) -> Monotonic {
 /// The length of a string; 0 of another value.
 fn bytes_of(value: &Value) -> usize {
     value.text.as_ref().map_or(0, Name::len)
-}
-
-fn inspect(server: &mut Server, now: Now, (db, key): Place) -> Expected {
-    let name = Name::from_slice(KEYS[key].as_bytes());
-    let inspect = node::Inspect { db, key: &name };
-    inspected((db, key), server.execute(now, &node::Command::Inspect(inspect)))
-}
-
-/// Returns the mode of the lock on a key; exclusive if there is no lease.
-pub(super) fn mode_of(server: &mut Server, now: Now, place: Place) -> Mode {
-    match inspect(server, now, place) {
-        Expected::Inspected(_, Inspected { holder: Holder::Lease { mode, .. }, .. }) => mode,
-        _ => Mode::Exclusive,
-    }
-}
-
-fn inspected(place: Place, reply: Result<node::Reply, CommandError>) -> Expected {
-    match reply {
-        Ok(node::Reply::Inspected(Some(inspected))) => Expected::Inspected(place, inspected),
-        other => expected(other),
-    }
-}
-
-/// Returns the expected form of a reply of the node that names no fence or holder.
-fn expected(reply: Result<node::Reply, CommandError>) -> Expected {
-    match reply {
-        Ok(node::Reply::Waits) => Expected::Blocked,
-        Ok(node::Reply::Refused | node::Reply::NotHeld | node::Reply::Inspected(None)) => {
-            Expected::Nil
-        }
-        Ok(node::Reply::Released(yes) | node::Reply::Yielded(yes) | node::Reply::Revoked(yes)) => {
-            Expected::Int(yes.into())
-        }
-        Ok(reply) => unreachable!("{reply:?} names a fence or a holder"),
-        Err(error) => Expected::Error(error_start(&error)),
-    }
 }
 
 pub(super) fn error_start(error: &CommandError) -> String {

@@ -24,12 +24,14 @@
 //!   `reload`, `restart`: what happens to a client or to the server.
 //! - `stats: NAME NUMBER`: figures of `INFO lock`. `limits: MAX_TTL_MS MAX_WAITERS`.
 
-use quorlock_core::node::{Holder, Inspected, Mode};
+use std::collections::BTreeMap;
 
-use super::command::{Command, KEYS, KeyIndex, Keys, LockCommand, Place, PlainCommand};
-use super::command::{ProposedFence, SetCondition, Step, Wrap};
-use super::model::{Expected, Limits, Model};
-use super::view::is_drawn;
+use quorlock_core::node::{Inspected, Mode};
+use redis::Value;
+
+use super::command::{Command, Packet, Place, Step, Wrap, client, key, number};
+use super::model::{Answer, Expected, Limits, Model};
+use super::view::{fields, is_drawn};
 
 /// A claim, and the steps that show it.
 #[derive(Clone, Debug)]
@@ -49,38 +51,13 @@ pub(super) struct Line {
 
 #[derive(Clone, Debug)]
 pub(super) enum Event {
-    /// Commands as text, because a fence may be relative to one of an earlier reply.
-    Commands {
-        client: usize,
-        commands: Vec<(u32, &'static str)>,
-        wrap: Wrap,
-    },
     Taken(Step),
-    Key {
-        place: Place,
-        holds: &'static str,
-    },
-    Stats {
-        figures: &'static str,
-    },
-}
-
-/// The number of a client in a table, as the index of its connection.
-fn client(number: &str) -> usize {
-    let number: usize = number.parse().unwrap_or_else(|_| panic!("{number:?} names no client"));
-    number - 1
-}
-
-fn number<T: std::str::FromStr>(word: &str) -> T {
-    word.parse().unwrap_or_else(|_| panic!("{word:?} is no number"))
-}
-
-fn key(name: &str) -> KeyIndex {
-    KEYS.iter().position(|key| *key == name).unwrap_or_else(|| panic!("{name:?} names no key"))
+    Key { place: Place, holds: &'static str },
+    Stats { figures: &'static str },
 }
 
 /// A text with the number of its database before it: `[1] LOCK.INSPECT alpha`. Without it, 0.
-fn with_db(text: &'static str) -> (u32, &'static str) {
+fn with_db(text: &str) -> (u32, &str) {
     let with_db = text.strip_prefix('[').and_then(|text| text.split_once("] "));
     with_db.map_or((0, text), |(db, text)| (number(db), text))
 }
@@ -117,7 +94,7 @@ impl Line {
         for (at, answer) in answers.split("; ").map(str::trim).enumerate() {
             match (&event, at) {
                 _ if answer.is_empty() => {}
-                (Event::Commands { client, .. }, 0) => {
+                (Event::Taken(Step::Packet(Packet { client, .. })), 0) => {
                     expected.extend(answer.split(" & ").map(|answer| (*client, answer.trim())));
                 }
                 _ => {
@@ -131,7 +108,10 @@ impl Line {
 
     /// The number of commands, each of which has an answer.
     pub(super) fn replies(&self) -> usize {
-        if let Event::Commands { commands, .. } = &self.event { commands.len() } else { 0 }
+        match &self.event {
+            Event::Taken(Step::Packet(packet)) => packet.commands.len(),
+            _ => 0,
+        }
     }
 }
 
@@ -139,170 +119,43 @@ impl Event {
     fn parse(step: &'static str) -> Self {
         let (head, rest) = step.split_once(": ").unwrap_or(("", step));
         if head.starts_with(|first: char| first.is_ascii_digit()) {
-            let commands: Vec<_> = rest.split(" & ").map(|text| with_db(text.trim())).collect();
             let (sender, wrap) = match head.split_once(' ') {
-                Some((sender, "MULTI")) => (sender, Wrap::Multi { sleep_ms: 0 }),
-                Some((sender, "EVAL")) => (sender, Wrap::Script { busy_ms: 0 }),
+                Some((sender, "MULTI")) => (sender, Wrap::Multi),
+                Some((sender, "EVAL")) => (sender, Wrap::Script),
                 Some(_) => panic!("{head:?} is neither MULTI nor EVAL"),
-                None if commands.len() == 1 => (head, Wrap::None),
-                None => (head, Wrap::Batch { sleep_ms: 0 }),
+                None => (head, Wrap::Batch),
             };
-            return Self::Commands { client: client(sender), commands, wrap };
+            let commands = rest.split(" & ").map(|text| {
+                let (db, text) = with_db(text.trim());
+                Command::new(db, text)
+            });
+            let packet = Packet::batch(client(sender), commands.collect());
+            return Self::Taken(Step::Packet(Packet { wrap, ..packet }));
         }
         let words: Vec<_> = rest.split_whitespace().collect();
-        match (head, &words[..]) {
-            ("stats", _) => Self::Stats { figures: rest },
-            ("", ["pass", ms]) => Self::Taken(Step::Pass { ms: number(ms) }),
-            ("", ["clock", ms]) => Self::Taken(Step::MoveClock { ms: number(ms) }),
-            ("", ["disconnect", waiter]) => {
-                Self::Taken(Step::Disconnect { client: client(waiter) })
-            }
-            ("", ["evict"]) => Self::Taken(Step::Evict),
-            ("", ["reload"]) => Self::Taken(Step::Reload),
-            ("", ["restart"]) => Self::Taken(Step::Restart),
+        Self::Taken(match (head, &words[..]) {
+            ("stats", _) => return Self::Stats { figures: rest },
+            ("", ["pass", ms]) => Step::Pass { ms: number(ms) },
+            ("", ["clock", ms]) => Step::MoveClock { ms: number(ms) },
+            ("", ["disconnect", waiter]) => Step::Disconnect { client: client(waiter) },
+            ("", ["evict"]) => Step::Evict,
+            ("", ["reload"]) => Step::Reload,
+            ("", ["restart"]) => Step::Restart,
             ("", _) => panic!("{step:?} is no step"),
             _ => {
                 let (db, name) = with_db(head);
-                Self::Key { place: (db, key(name)), holds: rest }
+                return Self::Key { place: (db, key(name)), holds: rest };
             }
-        }
+        })
     }
 }
 
-/// The last fences, by which a reply is `granted`, `again`, `extended` or `raised`, and relative
-/// proposals are known.
+/// The last fences, by which a reply is `granted`, `again`, `extended` or `raised`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fences {
-    largest: std::collections::BTreeMap<Place, u64>,
-    of_writers: std::collections::BTreeMap<Place, u64>,
-    of_tokens: std::collections::BTreeMap<(Place, String), u64>,
-}
-
-/// Reads a command. `propose` returns the fence for a text such as `last+5`.
-pub(super) fn command(
-    text: &'static str,
-    db: u32,
-    id_of: impl Fn(usize) -> i64,
-    propose: impl Fn(&str, Place) -> ProposedFence,
-) -> Command {
-    let words: Vec<&'static str> = text.split_whitespace().collect();
-    let plain = |command| Command::Plain(command);
-    match words[..] {
-        ["CLIENT", "UNBLOCK", waiter, how] => {
-            let client = client(waiter);
-            Command::Unblock { client, id: id_of(client), with_error: how == "ERROR" }
-        }
-        ["CLIENT", "KILL", waiter] => {
-            let client = client(waiter);
-            Command::Kill { client, id: id_of(client) }
-        }
-        ["DEL", name] => plain(PlainCommand::Del(key(name))),
-        ["UNLINK", name] => plain(PlainCommand::Unlink(key(name))),
-        ["GETDEL", name] => plain(PlainCommand::GetDel(key(name))),
-        ["APPEND", name, value] => plain(PlainCommand::Append { key: key(name), value }),
-        ["PEXPIRE", name, ms] => plain(PlainCommand::PExpire { key: key(name), ms: number(ms) }),
-        ["PERSIST", name] => plain(PlainCommand::Persist(key(name))),
-        ["RENAME", from, to] => plain(PlainCommand::Rename { from: key(from), to: key(to) }),
-        ["COPY", from, to, "REPLACE"] => {
-            plain(PlainCommand::Copy { from: key(from), to: (db, key(to)), replace: true })
-        }
-        ["MOVE", name, to_db] => plain(PlainCommand::Move { key: key(name), to_db: number(to_db) }),
-        ["LPUSH", name] => plain(PlainCommand::LPush(key(name))),
-        ["FLUSHDB"] => plain(PlainCommand::Flush { all: false, lazily: false }),
-        ["FLUSHALL"] => plain(PlainCommand::Flush { all: true, lazily: false }),
-        ["SWAPDB"] => plain(PlainCommand::SwapDb),
-        ["SET", name, value, ref options @ ..] => {
-            let mut set = (None, None);
-            let mut options = options.iter();
-            while let Some(option) = options.next() {
-                match *option {
-                    "NX" => set.1 = Some(SetCondition::Missing),
-                    "XX" => set.1 = Some(SetCondition::Present),
-                    "PX" => set.0 = options.next().map(|ms| number(ms)),
-                    other => panic!("{other:?} is no option of SET"),
-                }
-            }
-            let (px_ms, condition) = set;
-            plain(PlainCommand::Set { key: key(name), value, px_ms, condition })
-        }
-        [name, ref arguments @ ..] => {
-            let name = name.strip_prefix("LOCK.").unwrap_or_else(|| panic!("{text:?}"));
-            Command::Lock(lock_command(name, arguments, db, propose))
-        }
-        [] => panic!("no command"),
-    }
-}
-
-fn lock_command(
-    name: &str,
-    arguments: &[&'static str],
-    db: u32,
-    propose: impl Fn(&str, Place) -> ProposedFence,
-) -> LockCommand {
-    if name == "SCAN" {
-        return LockCommand::Scan { pattern: arguments.first().copied() };
-    }
-    let (name, keys, rest) = match name.strip_prefix('M').or_else(|| name.strip_suffix("ANY")) {
-        None => (name, Keys::One(key(arguments[0])), &arguments[1..]),
-        Some(singular) => {
-            let (names, rest) = arguments[1..].split_at(number(arguments[0]));
-            let keys = names.iter().map(|name| key(name)).collect();
-            let is_any = name.ends_with("ANY");
-            (singular, if is_any { Keys::Any(keys) } else { Keys::Counted(keys) }, rest)
-        }
-    };
-    let first = keys.in_node_order()[0];
-    match (name, rest) {
-        ("INSPECT", []) => LockCommand::Inspect { key: first },
-        ("REVOKE", []) => LockCommand::Revoke { key: first, ends_now: false },
-        ("REVOKE", ["NOW"]) => LockCommand::Revoke { key: first, ends_now: true },
-        ("RELEASE", [token]) => LockCommand::Release { keys, token },
-        ("YIELD", [token]) => LockCommand::Yield { keys, token },
-        ("ACQUIRE" | "EXTEND", [token, ttl, options @ ..]) => {
-            let mut mode = Mode::Exclusive;
-            let (mut wait_ms, mut fence, mut owner, mut new_token) = (None, None, None, None);
-            let mut options = options.iter();
-            while let Some(option) = options.next() {
-                if *option == "SHARED" {
-                    mode = Mode::Shared;
-                    continue;
-                }
-                let value = *options.next().unwrap_or_else(|| panic!("{option} without a value"));
-                match *option {
-                    "WAIT" => wait_ms = Some(number(value)),
-                    "FENCE" => fence = Some(propose(value, (db, first))),
-                    "OWNER" => owner = Some(value),
-                    "TOKEN" => new_token = Some(value),
-                    other => panic!("{other:?} is no option"),
-                }
-            }
-            let ttl_ms = number(ttl);
-            if name == "ACQUIRE" {
-                LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence, owner }
-            } else {
-                LockCommand::Extend { keys, token, ttl_ms, mode, fence, new_token }
-            }
-        }
-        _ => panic!("LOCK.{name} {rest:?}"),
-    }
-}
-
-/// A proposal: absolute, relative to the wall clock in milliseconds, or to the key's last fence, in
-/// the model and on the server.
-pub(super) fn proposal(text: &str, wall_us: u64, last: Option<(u64, u64)>) -> ProposedFence {
-    let by = |sign_and_number: &str| number::<i64>(sign_and_number);
-    if let Some(ahead) = text.strip_prefix("now") {
-        let fence = wall_us.saturating_add_signed(by(ahead) * 1000);
-        return ProposedFence { of_server: fence, of_model: fence };
-    }
-    if let Some(ahead) = text.strip_prefix("last") {
-        let (of_model, of_server) = last.unwrap_or_else(|| panic!("no fence before {text:?}"));
-        return ProposedFence {
-            of_server: of_server.saturating_add_signed(by(ahead)),
-            of_model: of_model.saturating_add_signed(by(ahead)),
-        };
-    }
-    ProposedFence { of_server: number(text), of_model: number(text) }
+    largest: BTreeMap<Place, u64>,
+    of_writers: BTreeMap<Place, u64>,
+    of_tokens: BTreeMap<(Place, String), u64>,
 }
 
 impl Fences {
@@ -318,19 +171,14 @@ impl Fences {
         mode: Mode,
         command: &Command,
     ) -> &'static str {
-        let Command::Lock(command) = command else { panic!("a plain command is granted no fence") };
-        let (token, new_token, is_extension) = match command {
-            LockCommand::Acquire { token, .. } => (token, None, false),
-            LockCommand::Extend { token, new_token, .. } => (token, *new_token, true),
-            _ => panic!("only ACQUIRE and EXTEND are answered with fences"),
-        };
-        let before = self.of_tokens.get(&(places[0], (*token).to_owned())).copied();
+        let lock = command.lock().unwrap_or_else(|| panic!("{command} is granted no fence"));
+        let before = self.of_tokens.get(&(places[0], lock.token.to_owned())).copied();
         // The fences of shared locks may be equal, but exceed those of earlier exclusive ones.
         let before_it = if mode == Mode::Shared { &mut self.of_writers } else { &mut self.largest };
         let is_largest =
             places.iter().all(|place| before_it.get(place).is_none_or(|largest| *largest < fence));
         for place in places {
-            let holder = new_token.unwrap_or(token).to_owned();
+            let holder = lock.new_token.unwrap_or(lock.token).to_owned();
             self.of_tokens.insert((*place, holder), fence);
             let largest = self.largest.entry(*place).or_default();
             *largest = (*largest).max(fence);
@@ -338,19 +186,19 @@ impl Fences {
                 self.of_writers.insert(*place, *largest);
             }
         }
-        match (is_extension, before) {
-            (false, Some(before)) if before == fence && mode == Mode::Exclusive => "again",
-            (false, _) if is_largest => "granted",
-            (true, Some(before)) if before == fence => "extended",
-            (true, Some(before)) if before < fence => "raised",
-            (true, None) if is_largest => "adopted",
+        match (lock.name, before) {
+            ("ACQUIRE", Some(before)) if before == fence && mode == Mode::Exclusive => "again",
+            ("ACQUIRE", _) if is_largest => "granted",
+            ("EXTEND", Some(before)) if before == fence => "extended",
+            ("EXTEND", Some(before)) if before < fence => "raised",
+            ("EXTEND", None) if is_largest => "adopted",
             _ => "a fence that is not above the earlier ones",
         }
     }
 
-    /// An answer to this command, as tables write it.
-    pub(super) fn shown(&mut self, answer: &Expected, command: &Command) -> String {
-        match answer {
+    /// An answer, as tables write it.
+    pub(super) fn shown(&mut self, Answer { command, expected, .. }: &Answer) -> String {
+        match expected {
             Expected::Blocked => "waits".into(),
             Expected::Nil => "nil".into(),
             Expected::Ok => "OK".into(),
@@ -360,40 +208,30 @@ impl Fences {
             Expected::Error(error) => error.clone(),
             Expected::Fence { places, fence, key, mode, .. } => {
                 let word = self.word(places, *fence, *mode, command);
-                key.map_or(word.to_owned(), |key| format!("{word} {}", KEYS[key]))
+                key.map_or(word.to_owned(), |key| format!("{word} {key}"))
             }
             Expected::Inspected(_, inspected) => shown_fields(inspected),
             Expected::Scanned(locks) if locks.is_empty() => "no lock".into(),
             Expected::Scanned(locks) => {
-                locks.iter().map(|((_, key), _)| KEYS[*key]).collect::<Vec<_>>().join(" ")
+                locks.iter().map(|((_, key), _)| *key).collect::<Vec<_>>().join(" ")
             }
         }
     }
 }
 
-fn label(owner: Option<&[u8]>) -> String {
-    owner.map_or("-".into(), |owner| String::from_utf8_lossy(owner).into_owned())
-}
-
 fn shown_fields(inspected: &Inspected) -> String {
-    let queue: Vec<_> =
-        inspected.queue.iter().map(|waiter| label(waiter.owner.as_deref())).collect();
-    let of_queue = format!("waiters={} queue={}", inspected.waiters, queue.join(","));
-    match &inspected.holder {
-        Holder::Foreign { ttl_ms } => {
-            let ttl = ttl_ms.map_or("-1".into(), |ms| ms.to_string());
-            format!("mode=foreign ttl={ttl} {of_queue}")
-        }
-        Holder::Lease { owners, holders, ttl_ms, held_ms, mode, keys, revoked, .. } => {
-            let owners: Vec<_> = owners.iter().map(|owner| label(owner.as_deref())).collect();
-            let mode = if *mode == Mode::Shared { "shared" } else { "exclusive" };
-            let (owners, revoked) = (owners.join(","), u8::from(*revoked));
-            format!(
-                "mode={mode} holders={holders} owner={owners} ttl={ttl_ms} held={held_ms} \
-                 keys={keys} revoked={revoked} {of_queue}"
-            )
+    fn shown(value: &Value) -> String {
+        match value {
+            Value::Nil => "-".into(),
+            Value::Int(int) => int.to_string(),
+            Value::BulkString(text) => String::from_utf8_lossy(text).into_owned(),
+            Value::Array(values) => values.iter().map(shown).collect::<Vec<_>>().join(","),
+            other => format!("{other:?}"),
         }
     }
+    let fields = fields(inspected);
+    let fields = fields.iter().map(|(name, value)| format!("{name}={}", shown(value)));
+    fields.collect::<Vec<_>>().join(" ")
 }
 
 /// Returns whether an answer is the one that a table expects. Times may be this much shorter, or

@@ -1,10 +1,13 @@
 use std::collections::BTreeMap;
+use std::slice;
 
+use quorlock_core::node::memory_server::{Name, Value as Stored};
 use quorlock_core::node::{Holder, Inspected, Mode, Now};
+use redis::Value;
 
-use super::command::{DBS, KEYS, KeyIndex, Place, key_index};
-use super::model::{Expected, Model, UNKNOWN, UNKNOWN_BYTES, is_error, places};
-use super::wire::{Reply, Words, words};
+use super::command::{DBS, KEYS, Place, places};
+use super::model::{Expected, Model, UNKNOWN, UNKNOWN_BYTES, is_error, shown_key};
+use super::wire::{Words, words};
 
 /// Allowed difference of a lock's `ttl` and `held` from the model, in milliseconds.
 const TTL_TOLERANCE_MS: u64 = 400;
@@ -49,7 +52,8 @@ impl Offsets {
         let after = seen.range(of_model..).next().map_or(u64::MAX, |(_, fence)| *fence);
         if of_server <= before || of_server >= after {
             return Err(format!(
-                "the fence {of_server} of a grant is not between those before and after it, {before} and {after}"
+                "{place:?}: the fence {of_server} of a grant is not between those before and after \
+                 it, {before} and {after}"
             ));
         }
         seen.insert(of_model, of_server);
@@ -60,74 +64,84 @@ impl Offsets {
     }
 }
 
+/// Compares a reply of the server with the one that the model expects.
 pub(super) fn compare(
     expected: &Expected,
-    reply: &Reply,
+    reply: &Value,
     offsets: &mut Offsets,
 ) -> Result<(), String> {
-    let both = || format!("the server replied {reply:?}, the model expects {expected:?}");
-    let differs = || Err(both());
-    let because = |why: String| format!("{why}: {}", both());
-    match (expected, reply) {
-        (Expected::Nil, Reply::Nil) | (Expected::SomeInt, Reply::Int(_)) => Ok(()),
-        (Expected::Int(expected), Reply::Int(int)) if expected == int => Ok(()),
-        (Expected::Bulk(expected), Reply::Bulk(bulk)) if same_value(expected, bulk) => Ok(()),
-        (Expected::Ok, Reply::Status(status)) if status == "OK" => Ok(()),
-        (Expected::Error(expected), Reply::Error(error)) if is_error(expected, error) => Ok(()),
+    let compared = match (expected, reply) {
+        (Expected::Nil, Value::Nil)
+        | (Expected::SomeInt, Value::Int(_))
+        | (Expected::Ok, Value::Okay) => Ok(()),
+        (Expected::Int(expected), Value::Int(int)) if expected == int => Ok(()),
+        (Expected::Bulk(expected), Value::BulkString(bulk)) if same_value(expected, bulk) => Ok(()),
+        (Expected::Error(expected), Value::ServerError(error)) => {
+            let error = format!("{} {}", error.code(), error.details().unwrap_or_default());
+            if is_error(expected, &error) { Ok(()) } else { Err("another error".into()) }
+        }
         (Expected::Fence { places, fence, waits, key, mode }, reply) => {
-            let is_key = |bytes: &[u8]| key.is_some_and(|key| KEYS[key].as_bytes() == bytes);
-            let of_server = match (waits, key, reply) {
-                (false, None, Reply::Int(fence @ 1..)) => *fence,
-                (_, _, Reply::Array(items)) => match &items[..] {
-                    [Reply::Int(fence @ 1..), Reply::Int(0..)] if *waits && key.is_none() => *fence,
-                    [Reply::Int(fence @ 1..), Reply::Bulk(name)] if !waits && is_key(name) => {
-                        *fence
-                    }
-                    [Reply::Int(fence @ 1..), Reply::Int(0..), Reply::Bulk(name)]
-                        if *waits && is_key(name) =>
-                    {
-                        *fence
-                    }
-                    _ => return differs(),
-                },
-                _ => return differs(),
-            };
-            if *mode == Mode::Shared {
-                return Ok(());
-            }
-            places.iter().try_for_each(|&place| {
-                offsets
-                    .see(place, *fence, of_server.unsigned_abs())
-                    .map_err(|why| format!("{} {}: {why}", place.0, KEYS[place.1]))
+            granted_fence(reply, *waits, *key).and_then(|of_server| match mode {
+                Mode::Shared => Ok(()),
+                Mode::Exclusive => {
+                    places.iter().try_for_each(|place| offsets.see(*place, *fence, of_server))
+                }
             })
         }
-        (Expected::Inspected(place, inspected), Reply::Array(items)) => {
-            compare_inspected(*place, inspected, items, offsets).map_err(because)
+        (Expected::Inspected(place, inspected), Value::Array(fields)) => {
+            compare_inspected(*place, inspected, fields, offsets)
         }
-        (Expected::Scanned(locks), Reply::Array(items)) => {
-            let [Reply::Bulk(cursor), Reply::Array(found)] = &items[..] else { return differs() };
-            let found: Option<Vec<_>> = found.iter().map(listed).collect();
-            let Some(mut found) = found else { return differs() };
-            found.sort_by_key(|(key, _)| *key);
-            let found_keys = found.iter().map(|(key, _)| key);
-            if cursor != b"0" || !found_keys.eq(locks.iter().map(|((_, key), _)| key)) {
-                return differs();
-            }
-            locks.iter().zip(found).try_for_each(|((place, inspected), (_, fields))| {
-                compare_inspected(*place, inspected, fields, offsets).map_err(because)
-            })
-        }
-        _ => differs(),
+        (Expected::Scanned(locks), reply) => compare_scanned(locks, reply, offsets),
+        _ => Err("another reply".into()),
+    };
+    compared.map_err(|why| {
+        format!("{why}: the server replied {reply:?}, the model expects {expected:?}")
+    })
+}
+
+/// Returns the fence in a reply to ACQUIRE or EXTEND. After WAIT, the waited time follows it, and
+/// then the granted key, if the reply names it.
+fn granted_fence(reply: &Value, waits: bool, key: Option<&str>) -> Result<u64, String> {
+    let mut items = match reply {
+        Value::Array(items) if waits || key.is_some() => items.iter(),
+        reply => slice::from_ref(reply).iter(),
+    };
+    let fence = match items.next() {
+        Some(Value::Int(fence @ 1..)) => fence.unsigned_abs(),
+        _ => return Err("no fence".into()),
+    };
+    if waits && !matches!(items.next(), Some(Value::Int(0..))) {
+        return Err("no waited time".into());
+    }
+    let is_key = |item: &Value, key: &str| *item == Value::BulkString(key.into());
+    match (items.next(), key) {
+        (None, None) => Ok(fence),
+        (Some(item), Some(key)) if is_key(item, key) && items.next().is_none() => Ok(fence),
+        _ => Err("another key".into()),
     }
 }
 
-/// Returns the key and the other fields of a lock in a reply to `LOCK.SCAN`; `None` for any other
-/// reply, and for a key that no command uses.
-fn listed(lock: &Reply) -> Option<(KeyIndex, &[Reply])> {
-    let Reply::Array(fields) = lock else { return None };
-    let [Reply::Bulk(name), Reply::Bulk(key), fields @ ..] = &fields[..] else { return None };
-    let index = key_index(key)?;
-    (name == b"key").then_some((index, fields))
+fn compare_scanned(
+    locks: &[(Place, Inspected)],
+    reply: &Value,
+    offsets: &mut Offsets,
+) -> Result<(), String> {
+    let differs = || "other locks".to_owned();
+    let Value::Array(reply) = reply else { return Err(differs()) };
+    let [Value::BulkString(cursor), Value::Array(found)] = &reply[..] else {
+        return Err(differs());
+    };
+    if cursor != b"0" || found.len() != locks.len() {
+        return Err(differs());
+    }
+    locks.iter().try_for_each(|(place, inspected)| {
+        let key = [Value::BulkString("key".into()), Value::BulkString(place.1.into())];
+        let fields = found.iter().find_map(|lock| match lock {
+            Value::Array(fields) => fields.strip_prefix(&key[..]),
+            _ => None,
+        });
+        compare_inspected(*place, inspected, fields.ok_or_else(differs)?, offsets)
+    })
 }
 
 /// Ignores the random value of a shared or revoked lock, but compares what APPEND added to it.
@@ -138,102 +152,94 @@ fn same_value(of_model: &[u8], of_server: &[u8]) -> bool {
     of_model == of_server
 }
 
-fn compare_inspected(
-    place: Place,
-    inspected: &Inspected,
-    items: &[Reply],
-    offsets: &mut Offsets,
-) -> Result<(), String> {
-    let field = |name: &str| {
-        let named = |pair: &&[Reply]| pair[0] == Reply::Bulk(name.as_bytes().to_vec());
-        items.chunks_exact(2).find(named).map(|pair| &pair[1])
-    };
-    let is = |name: &str, value: Reply| match field(name) {
-        Some(found) if *found == value => Ok(()),
-        _ => Err(format!("{name} differs")),
-    };
-    let int = |number: usize| Reply::Int(i64::try_from(number).unwrap_or(i64::MAX));
-    is("waiters", int(inspected.waiters))?;
-    let Some(&Reply::Int(ttl_ms)) = field("ttl") else { return Err("no ttl".into()) };
-    let tolerance_ms = TTL_TOLERANCE_MS + offsets.apart_ms;
-    let is_near = |ms: i64, expected_ms: u64| {
-        u64::try_from(ms).is_ok_and(|ms| ms.abs_diff(expected_ms) <= tolerance_ms)
-    };
-    let is_ttl = |expected_ms: u64| {
-        if is_near(ttl_ms, expected_ms) { Ok(()) } else { Err("ttl differs".to_owned()) }
-    };
-    let label = |owner: Option<&[u8]>| owner.map_or(Reply::Nil, |owner| Reply::Bulk(owner.into()));
-    let labels = inspected.queue.iter().map(|waiter| label(waiter.owner.as_deref()));
-    is("queue", Reply::Array(labels.collect()))?;
-    match &inspected.holder {
-        Holder::Foreign { ttl_ms: expected_ms } => {
-            is("owner", Reply::Nil)?;
-            is("fence", Reply::Nil)?;
-            is("mode", Reply::Bulk(b"foreign".to_vec()))?;
-            is("held", Reply::Nil)?;
-            is("keys", int(1))?;
-            match expected_ms {
-                Some(expected_ms) => is_ttl(*expected_ms),
-                None if ttl_ms == -1 => Ok(()),
-                None => Err("a ttl, where the model has none".into()),
-            }
-        }
-        Holder::Lease {
-            owners,
-            holders,
-            fence,
-            ttl_ms: expected_ms,
-            held_ms,
-            mode,
-            keys,
-            revoked,
-        } => {
-            let word = match mode {
-                Mode::Exclusive => "exclusive",
-                Mode::Shared => "shared",
-            };
-            is("mode", Reply::Bulk(word.into()))?;
-            is("holders", int(*holders))?;
-            is("revoked", int(usize::from(*revoked)))?;
-            match field("held") {
-                Some(&Reply::Int(held)) if is_near(held, *held_ms) => {}
-                _ => return Err("held differs".into()),
-            }
-            let mut labels: Vec<_> = owners.iter().map(|owner| label(owner.as_deref())).collect();
-            is("owner", if *holders == 1 { labels.remove(0) } else { Reply::Array(labels) })?;
-            is("keys", int(*keys))?;
-            is_ttl(*expected_ms)?;
-            match field("fence") {
-                Some(Reply::Int(1..)) if *mode == Mode::Shared => Ok(()),
-                Some(Reply::Int(of_server @ 1..)) => {
-                    offsets.see(place, fence.get(), of_server.unsigned_abs())
-                }
-                _ => Err("no fence".into()),
-            }
-        }
-    }
-}
-
 /// Returns whether a value begins as the random value of a shared or revoked lock does.
 pub(super) fn is_drawn(value: &[u8]) -> bool {
     value.starts_with(UNKNOWN.as_bytes())
         || value.len() >= UNKNOWN_BYTES && value[..UNKNOWN_BYTES].iter().all(u8::is_ascii_hexdigit)
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct StoredValue {
-    /// The string; `None` for another type.
-    pub(super) text: Option<Vec<u8>>,
-    pub(super) expires_at_ms: Option<u64>,
+/// Returns the fields that the reply to INSPECT has for a lock, except those about connections.
+pub(super) fn fields(inspected: &Inspected) -> Vec<(&'static str, Value)> {
+    let text = |text: &str| Value::BulkString(text.into());
+    let label = |owner: &Option<Box<[u8]>>| match owner {
+        Some(owner) => Value::BulkString(owner.to_vec()),
+        None => Value::Nil,
+    };
+    let count = |number: usize| Value::Int(i64::try_from(number).unwrap_or(i64::MAX));
+    let ms = |number: u64| Value::Int(i64::try_from(number).unwrap_or(i64::MAX));
+    let mut fields = match &inspected.holder {
+        Holder::Foreign { ttl_ms } => vec![
+            ("mode", text("foreign")),
+            ("holders", count(1)),
+            ("owner", Value::Nil),
+            ("fence", Value::Nil),
+            ("ttl", ttl_ms.map_or(Value::Int(-1), ms)),
+            ("held", Value::Nil),
+            ("keys", count(1)),
+            ("revoked", count(0)),
+        ],
+        Holder::Lease { owners, holders, fence, ttl_ms, held_ms, mode, keys, revoked } => vec![
+            ("mode", text(if *mode == Mode::Shared { "shared" } else { "exclusive" })),
+            ("holders", count(*holders)),
+            (
+                "owner",
+                match &owners[..] {
+                    [owner] if *holders == 1 => label(owner),
+                    owners => Value::Array(owners.iter().map(label).collect()),
+                },
+            ),
+            ("fence", ms(fence.get())),
+            ("ttl", ms(*ttl_ms)),
+            ("held", ms(*held_ms)),
+            ("keys", count(*keys)),
+            ("revoked", count((*revoked).into())),
+        ],
+    };
+    fields.push(("waiters", count(inspected.waiters)));
+    let labels = inspected.queue.iter().map(|waiter| label(&waiter.owner));
+    fields.push(("queue", Value::Array(labels.collect())));
+    fields
+}
+
+fn compare_inspected(
+    place: Place,
+    inspected: &Inspected,
+    found: &[Value],
+    offsets: &mut Offsets,
+) -> Result<(), String> {
+    let tolerance_ms = TTL_TOLERANCE_MS + offsets.apart_ms;
+    let is_shared = matches!(&inspected.holder, Holder::Lease { mode: Mode::Shared, .. });
+    for (name, expected) in fields(inspected) {
+        let named = |pair: &&[Value]| pair[0] == Value::BulkString(name.into());
+        let found = found.chunks_exact(2).find(named).map(|pair| &pair[1]);
+        let agrees = match (name, &expected, found) {
+            ("fence", Value::Int(_), Some(Value::Int(1..))) if is_shared => true,
+            ("fence", Value::Int(of_model), Some(Value::Int(of_server @ 1..))) => {
+                offsets.see(place, of_model.unsigned_abs(), of_server.unsigned_abs())?;
+                true
+            }
+            ("ttl" | "held", Value::Int(expected @ 0..), Some(Value::Int(found @ 0..))) => {
+                expected.abs_diff(*found) <= tolerance_ms
+            }
+            (_, expected, found) => found == Some(expected),
+        };
+        if !agrees {
+            return Err(format!("{name} differs"));
+        }
+    }
+    Ok(())
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
-    pub(super) keys: BTreeMap<Place, StoredValue>,
+    pub(super) keys: BTreeMap<Place, Stored>,
     figures: BTreeMap<String, u64>,
 }
 
 impl View {
+    /// Number of replies about the keys of one database.
+    const REPLIES: usize = 1 + 2 * KEYS.len();
+
     /// Returns the commands whose replies [`View::parse`] reads.
     pub(super) fn commands() -> Vec<Words> {
         let mut commands = Self::key_commands();
@@ -243,45 +249,38 @@ impl View {
 
     /// Returns only the commands about keys: [`View::parse`] then reads no figures.
     pub(super) fn key_commands() -> Vec<Words> {
-        let mut commands = Vec::new();
-        for db in 0..DBS {
-            commands.push(words(&format!("SELECT {db}")));
-            for key in KEYS {
-                commands.push(words(&format!("GET {key}")));
-                commands.push(words(&format!("PEXPIRETIME {key}")));
-            }
-        }
-        commands
+        let of_key = |key| [format!("GET {key}"), format!("PEXPIRETIME {key}")];
+        (0..DBS)
+            .flat_map(|db| {
+                [format!("SELECT {db}")].into_iter().chain(KEYS.into_iter().flat_map(of_key))
+            })
+            .map(|line| words(&line))
+            .collect()
     }
 
-    pub(super) fn parse(replies: &[Reply]) -> Result<Self, String> {
+    pub(super) fn parse(replies: &[Value]) -> Result<Self, String> {
         let mut view = Self::default();
-        let mut replies = replies.iter();
-        for db in 0..DBS {
-            replies.next();
-            for key in 0..KEYS.len() {
-                let (Some(value), Some(&Reply::Int(at))) = (replies.next(), replies.next()) else {
-                    return Err("a reply to GET or PEXPIRETIME is missing or malformed".into());
+        let mut of_dbs = replies.chunks_exact(Self::REPLIES);
+        for (db, of_db) in (0..DBS).zip(&mut of_dbs) {
+            for (key, pair) in KEYS.into_iter().zip(of_db[1..].chunks_exact(2)) {
+                let (text, expires_at_ms) = match pair {
+                    [Value::Nil, _] => continue,
+                    [Value::BulkString(text), Value::Int(at)] => (Some(Name::from_slice(text)), at),
+                    [Value::ServerError(error), Value::Int(at)] if error.code() == "WRONGTYPE" => {
+                        (None, at)
+                    }
+                    other => return Err(format!("GET and PEXPIRETIME were answered {other:?}")),
                 };
-                let text = match value {
-                    Reply::Nil => continue,
-                    Reply::Bulk(text) => Some(text.clone()),
-                    Reply::Error(error) if error.starts_with("WRONGTYPE") => None,
-                    other => return Err(format!("GET was answered {other:?}")),
-                };
-                view.keys
-                    .insert((db, key), StoredValue { text, expires_at_ms: u64::try_from(at).ok() });
+                let expires_at_ms = u64::try_from(*expires_at_ms).ok();
+                view.keys.insert((db, key), Stored { text, expires_at_ms });
             }
         }
-        if let Some(Reply::Bulk(info)) = replies.next() {
-            for line in String::from_utf8_lossy(info).lines() {
-                if let Some((name, value)) =
-                    line.strip_prefix("lock_").and_then(|line| line.split_once(':'))
-                    && let Ok(value) = value.parse()
-                {
-                    view.figures.insert(name.into(), value);
-                }
-            }
+        if let [Value::BulkString(info)] = of_dbs.remainder() {
+            let info = String::from_utf8_lossy(info);
+            let figures =
+                info.lines().filter_map(|line| line.strip_prefix("lock_")?.split_once(':'));
+            let parsed = |(name, value): (&str, &str)| Some((name.into(), value.parse().ok()?));
+            view.figures.extend(figures.filter_map(parsed));
         }
         Ok(view)
     }
@@ -293,40 +292,32 @@ impl View {
         now: Now,
         tolerance_ms: impl Fn(u64) -> u64,
     ) -> Option<String> {
+        let is_gone = |value: &&Stored| value.expires_at_ms.is_some_and(|at| now.wall_ms() > at);
         for place in places() {
-            let (db, key) = (place.0, KEYS[place.1]);
-            let expired = |at: u64| now.wall_ms() > at;
-            let expected =
-                model.get(place).filter(|value| !value.expires_at_ms.is_some_and(expired));
-            match (expected, self.keys.get(&place)) {
-                (None, None) => {}
-                (None, Some(seen)) => {
-                    return Some(format!("{db} {key}: the server has {seen:?}, the model nothing"));
-                }
-                (Some(expected), None) => {
+            let expected = model.get(place).filter(|value| !is_gone(value));
+            let seen = self.keys.get(&place);
+            let (of_model, of_server) = match (expected, seen) {
+                (None, None) => continue,
+                (Some(expected), Some(seen)) => (expected, seen),
+                _ => {
                     return Some(format!(
-                        "{db} {key}: the server has nothing, the model {expected:?}"
+                        "{place:?}: the server has {seen:?}, the model {expected:?}"
                     ));
                 }
-                (Some(expected), Some(seen)) => {
-                    let same_text = match (&expected.text, &seen.text) {
-                        (Some(expected), Some(seen)) => same_value(expected, seen),
-                        (expected, seen) => expected.is_none() && seen.is_none(),
-                    };
-                    let same_expiry = match (expected.expires_at_ms, seen.expires_at_ms) {
-                        (None, None) => true,
-                        (Some(expected), Some(seen)) => {
-                            expected.abs_diff(seen) <= tolerance_ms(expected)
-                        }
-                        _ => false,
-                    };
-                    if !same_text || !same_expiry {
-                        let by = expected.expires_at_ms.map_or(0, &tolerance_ms);
-                        return Some(format!(
-                            "{db} {key}: the server has {seen:?}, the model {expected:?} (± {by} ms)"
-                        ));
-                    }
-                }
+            };
+            let is_same_text = match (&of_model.text, &of_server.text) {
+                (Some(expected), Some(seen)) => same_value(expected, seen),
+                (expected, seen) => expected == seen,
+            };
+            let by_ms = of_model.expires_at_ms.map_or(0, &tolerance_ms);
+            let is_same_expiry = match (of_model.expires_at_ms, of_server.expires_at_ms) {
+                (Some(expected), Some(seen)) => expected.abs_diff(seen) <= by_ms,
+                (expected, seen) => expected == seen,
+            };
+            if !is_same_text || !is_same_expiry {
+                return Some(format!(
+                    "{place:?}: the server has {seen:?}, the model {expected:?} (± {by_ms} ms)"
+                ));
             }
         }
         model.figures().into_iter().find_map(|(name, expected)| {
@@ -338,21 +329,16 @@ impl View {
 
     /// Returns the largest difference of a key's expiry from the model's, in milliseconds.
     pub(super) fn apart_ms(&self, model: &Model) -> u64 {
-        let apart = |(place, seen): (&Place, &StoredValue)| {
+        let apart = |(place, seen): (&Place, &Stored)| {
             Some(model.get(*place)?.expires_at_ms?.abs_diff(seen.expires_at_ms?))
         };
         self.keys.iter().filter_map(apart).max().unwrap_or(0)
     }
 
     pub(super) fn shown(&self, now: Now) -> String {
-        let mut lines: Vec<_> = self
-            .keys
-            .iter()
-            .map(|((db, key), StoredValue { text, expires_at_ms })| {
-                let text = text.as_ref().map(|text| text.escape_ascii().to_string());
-                let left = expires_at_ms.map(|at| i128::from(at) - i128::from(now.wall_ms()));
-                format!("  {db} {}: {text:?}, expires in {left:?} ms", KEYS[*key])
-            })
+        let keys = self.keys.iter();
+        let mut lines: Vec<_> = keys
+            .map(|(place, value)| format!("  {}", shown_key(*place, Some(value), now)))
             .collect();
         lines.push(format!("  {:?}", self.figures));
         lines.join("\n")
@@ -363,27 +349,28 @@ impl View {
 mod tests {
     use super::*;
 
-    fn agrees(expected: &Expected, reply: &Reply) -> bool {
+    fn agrees(expected: &Expected, reply: &Value) -> bool {
         compare(expected, reply, &mut Offsets::default()).is_ok()
     }
 
     #[test]
     fn scan_that_lists_anything_else_than_a_known_lock_differs() {
-        let scanned = |locks| Reply::Array(vec![Reply::Bulk("0".into()), Reply::Array(locks)]);
-        let unknown = ["key", "unknown"].map(|text| Reply::Bulk(text.into()));
+        let scanned =
+            |locks| Value::Array(vec![Value::BulkString("0".into()), Value::Array(locks)]);
+        let unknown = ["key", "unknown"].map(|text| Value::BulkString(text.into()));
         let expected = Expected::Scanned(Vec::new());
         assert!(agrees(&expected, &scanned(Vec::new())));
-        assert!(!agrees(&expected, &scanned(vec![Reply::Array(unknown.into())])));
-        assert!(!agrees(&expected, &scanned(vec![Reply::Nil])));
+        assert!(!agrees(&expected, &scanned(vec![Value::Array(unknown.into())])));
+        assert!(!agrees(&expected, &scanned(vec![Value::Nil])));
     }
 
     #[test]
     fn fence_that_is_not_positive_differs() {
         for mode in [Mode::Exclusive, Mode::Shared] {
-            let places = vec![(0, 0)];
+            let places = vec![(0, KEYS[0])];
             let expected = Expected::Fence { places, fence: 1, waits: false, key: None, mode };
             for (fence, is_valid) in [(1, true), (0, false), (-1, false)] {
-                assert_eq!(agrees(&expected, &Reply::Int(fence)), is_valid, "{mode:?} {fence}");
+                assert_eq!(agrees(&expected, &Value::Int(fence)), is_valid, "{mode:?} {fence}");
             }
         }
     }
