@@ -5,10 +5,10 @@ use anyhow::{Context as _, anyhow};
 use quorlock_core::node::ServerEvent;
 use redis::Value;
 
-use super::command::{Command, DBS, KEYS, Packet, Step, places};
+use super::command::{Command, DBS, KEYS, Packet, Place, Step, places};
 use super::episode::{Episode, Outcome, Trouble};
 use super::model::{Expected, replica_abstains};
-use super::view::{View, compare};
+use super::view::{View, compare, shown_keys};
 use super::wire::{Wire, time_us, words};
 
 /// Time limit for a condition, such as that a replica follows its master.
@@ -60,9 +60,8 @@ impl Episode {
             }
             Step::Packet(_) | Step::Late { .. } | Step::Disconnect { .. } | Step::Pass { .. } => {}
         }
-        let now = self.now();
-        if kind != "clock" && deadlines.iter().any(|at| *at <= now.monotonic) {
-            return Err(Trouble::Undecided);
+        if kind != "clock" {
+            self.check_none_passed(&deadlines, 0)?;
         }
         self.settle(TOLERANCE_MS)
     }
@@ -76,7 +75,7 @@ impl Episode {
         while !holds(self)? {
             if started.elapsed() > CONDITION_LIMIT {
                 let limit_s = CONDITION_LIMIT.as_secs();
-                return Err(Trouble::Failed(anyhow!("not within {limit_s} s: {what}")));
+                return Err(anyhow!("not within {limit_s} s: {what}").into());
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -104,10 +103,11 @@ impl Episode {
         let before = packet.len();
         packet.extend(View::key_commands());
         let replies = self.control.call_all(&packet)?;
-        let view = View::parse(&replies[before..]).map_err(Trouble::Difference)?;
+        let view = View::parse(&replies[before..])?;
         let now = self.now();
-        let mut gone: Vec<_> = places().filter(|place| !view.keys.contains_key(place)).collect();
-        gone.retain(|&place| self.model.get(place).is_some());
+        let is_gone =
+            |place: &Place| self.model.get(*place).is_some() && !view.keys.contains_key(place);
+        let gone: Vec<_> = places().filter(is_gone).collect();
         // The server evicts in an unknown order, and serves waiters between two evictions.
         if gone.len() > 1 && self.model.server.node.waiters() > 0 {
             return Err(Trouble::Undecided);
@@ -144,9 +144,7 @@ impl Episode {
         let deadlines = self.model.deadlines(from);
         self.expect_ok("CLIENT PAUSE 100000 WRITE")?;
         self.model.server.keys.is_paused = true;
-        if deadlines.iter().any(|at| *at <= self.now().monotonic.plus_us(5000)) {
-            return Err(Trouble::Undecided);
-        }
+        self.check_none_passed(&deadlines, 5000)?;
         if let Some(command) = ends_wait {
             let replies = self.control.call_all(&[self.sent(&command)])?;
             self.execute_now(&Packet::one(0, command), replies)?;
@@ -172,13 +170,8 @@ impl Episode {
         }
         if before.is_some() {
             thread::sleep(PAUSE);
-        } else if self
-            .model
-            .deadlines(from)
-            .iter()
-            .any(|at| *at <= self.now().monotonic.plus_us(5000))
-        {
-            return Err(Trouble::Undecided);
+        } else {
+            self.check_none_passed(&self.model.deadlines(from), 5000)?;
         }
         // The keys are compared after the pause. During the pause, the server keeps expired keys.
         let now = self.now();
@@ -213,62 +206,56 @@ impl Episode {
             self.offsets.forget();
         }
         let after = self.view()?;
-        if self.config.append_only {
-            let gone = |at: u64| at <= self.now().wall_ms();
-            for place in places() {
-                let left =
-                    before.keys.get(&place).filter(|seen| !seen.expires_at_ms.is_some_and(gone));
-                if left != after.keys.get(&place) {
-                    return Err(Trouble::Difference(format!(
-                        "a restart with an append-only file: {place:?} was {left:?} and is {:?}",
-                        after.keys.get(&place)
-                    )));
-                }
-            }
+        let mut left = before.keys;
+        left.retain(|_, value| value.expires_at_ms.is_none_or(|at| at > self.now().wall_ms()));
+        if self.config.append_only && left != after.keys {
+            let (left, after) = (shown_keys(&left, now), shown_keys(&after.keys, now));
+            return Err(Trouble::Difference(format!("a restart:\n{left}\nhas left\n{after}")));
         }
         // The server may have loaded a snapshot that an earlier command or a replication wrote.
-        self.take_over(&after);
-        self.forget_tolerances();
+        self.take_over(after);
         self.settle(TOLERANCE_MS)
     }
 
     pub(super) fn view(&mut self) -> Outcome<View> {
         let replies = self.control.call_all(&View::commands())?;
-        View::parse(&replies).map_err(Trouble::Difference)
+        View::parse(&replies)
     }
 
     /// Makes the keys of the model those of the server.
-    fn take_over(&mut self, view: &View) {
+    fn take_over(&mut self, view: View) {
         self.model.server.keys.clear();
-        for (place, value) in &view.keys {
-            self.model.put(*place, value.clone());
+        for (place, value) in view.keys {
+            self.model.put(place, value);
         }
+        self.tolerance_ms.clear();
+    }
+
+    /// The connection to the peer. Only an episode with a peer has steps that use it.
+    fn peer(&mut self) -> &mut Wire {
+        self.peer_wire.as_mut().unwrap_or_else(|| panic!("this episode has no peer"))
     }
 
     fn attach_peer(&mut self) -> Outcome {
-        let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
         let line = format!("REPLICAOF 127.0.0.1 {}", self.server.port());
-        let _: Value = peer.call(&line)?;
-        self.wait_until_peer_follows(&mut peer)?;
-        self.peer_wire = Some(peer);
+        let _: Value = self.peer().call(&line)?;
         self.peer_attached = true;
+        self.compare_when_peer_follows()
+    }
+
+    fn compare_when_peer_follows(&mut self) -> Outcome {
+        let its_port = self.server.port().to_string();
+        self.until("the peer follows", |episode| {
+            Ok(episode.peer().info("replication", "master_port")? == its_port
+                && episode.peer().info("replication", "master_link_status")? == "up"
+                && episode.control.info("replication", "slave0")?.contains("state=online"))
+        })?;
         self.settle(TOLERANCE_MS)?;
         self.compare_with_peer()
     }
 
-    fn wait_until_peer_follows(&mut self, peer: &mut Wire) -> Outcome {
-        let its_port = self.server.port().to_string();
-        self.until("the peer follows", |episode| {
-            Ok(peer.info("replication", "master_port")? == its_port
-                && peer.info("replication", "master_link_status")? == "up"
-                && episode.control.info("replication", "slave0")?.contains("state=online"))
-        })
-    }
-
     fn detach_peer(&mut self) -> Outcome {
-        if let Some(peer) = &mut self.peer_wire {
-            let _: Value = peer.call("REPLICAOF NO ONE")?;
-        }
+        let _: Value = self.peer().call("REPLICAOF NO ONE")?;
         self.peer_attached = false;
         self.until("the peer is gone", |episode| {
             Ok(episode.control.info("replication", "connected_slaves")? == "0")
@@ -279,40 +266,31 @@ impl Episode {
     fn cut_link(&mut self, packet: &Packet) -> Outcome {
         let _: Value = self.control.call("CLIENT KILL TYPE replica")?;
         self.packet(packet, None)?;
-        let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
-        self.wait_until_peer_follows(&mut peer)?;
-        self.peer_wire = Some(peer);
-        self.settle(TOLERANCE_MS)?;
-        self.compare_with_peer()
+        self.compare_when_peer_follows()
     }
 
     pub(super) fn compare_with_peer(&mut self) -> Outcome {
-        let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
         let mut rounds = 0;
-        let differs = loop {
+        loop {
             self.wait_for_quiet(100_000)?;
             // WAIT waits for the writes of its own connection, so this connection must write first.
             let packet = ["SELECT 9", "SET written last", "WAIT 1 10000"].map(words);
             let replies = self.control.call_all(&packet)?;
             if replies[2] == Value::Int(0) {
-                return Err(Trouble::Failed(anyhow!("the replica does not acknowledge writes")));
+                return Err(anyhow!("the replica does not acknowledge writes").into());
             }
-            let of_server = self.view()?;
-            let of_peer =
-                View::parse(&peer.call_all(&View::key_commands())?).map_err(Trouble::Difference)?;
-            if of_server.keys == of_peer.keys {
-                break None;
-            }
+            let of_server = self.view()?.keys;
+            let of_peer = View::parse(&self.peer().call_all(&View::key_commands())?)?.keys;
             rounds += 1;
-            if rounds == 5 {
-                break Some(format!(
-                    "the server has {:?}, its replica {:?}",
-                    of_server.keys, of_peer.keys
-                ));
+            if of_server == of_peer {
+                return Ok(());
+            } else if rounds == 5 {
+                let now = self.now();
+                let [of_server, of_peer] = [of_server, of_peer].map(|keys| shown_keys(&keys, now));
+                let what = format!("the server has\n{of_server}\nits replica\n{of_peer}");
+                return Err(Trouble::Difference(what));
             }
-        };
-        self.peer_wire = Some(peer);
-        differs.map_or(Ok(()), |what| Err(Trouble::Difference(what)))
+        }
     }
 
     fn change_roles(
@@ -321,10 +299,9 @@ impl Episode {
         attach_at_once: bool,
         packet: &Packet,
     ) -> Outcome {
-        let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
-        let _: Value = peer.call("REPLICAOF NO ONE")?;
+        let _: Value = self.peer().call("REPLICAOF NO ONE")?;
         if !self.peer_attached {
-            write_keys(&mut peer, &packet.commands)?;
+            write_keys(self.peer(), &packet.commands)?;
         }
         self.peer_attached = false;
         if unreachable_first {
@@ -344,12 +321,10 @@ impl Episode {
         let now = self.now();
         self.model.handle_event(now, &ServerEvent::Promoted);
         let view = self.view()?;
-        self.take_over(&view);
-        self.forget_tolerances();
+        self.take_over(view);
         self.settle(TOLERANCE_MS)?;
         self.wait_for_quiet(60_000)?;
         self.packet(packet, None)?;
-        self.peer_wire = Some(peer);
         if attach_at_once { self.attach_peer() } else { Ok(()) }
     }
 
@@ -403,11 +378,12 @@ impl Episode {
         // The server must have no other keys than the model.
         for db in 0..DBS {
             let _: Value = self.control.call(&format!("SELECT {db}"))?;
-            let size: Value = self.control.call("DBSIZE")?;
+            let size: usize = self.control.call("DBSIZE")?;
             let keys = self.model.server.keys.iter().filter(|(its_db, ..)| *its_db == db).count();
-            let expected = Expected::Int(i64::try_from(keys).unwrap_or(i64::MAX));
-            compare(&expected, &size, &mut self.offsets)
-                .map_err(|why| Trouble::Difference(format!("DBSIZE of {db}: {why}")))?;
+            if size != keys {
+                let what = format!("database {db} has {size} keys, in the model {keys}");
+                return Err(Trouble::Difference(what));
+            }
         }
         Ok(())
     }

@@ -86,7 +86,7 @@ pub(super) struct Episode {
     /// microseconds: the model executes a packet only when all replies have arrived.
     early_us: u64,
     /// For each expiry in the model, the allowed difference on the server, in milliseconds.
-    tolerance_ms: BTreeMap<u64, u64>,
+    pub(super) tolerance_ms: BTreeMap<u64, u64>,
     last_steps: VecDeque<String>,
     last_view: View,
     /// The answers that the model expected, and the server gave, since the caller took them.
@@ -219,11 +219,7 @@ impl Episode {
             let next = self.model.deadlines(now).into_iter().min();
             let near = now.monotonic.plus_us(for_us + self.early_us);
             let Some(next) = next.filter(|next| *next <= near) else { return Ok(()) };
-            let until = next.plus_us(SLACK_US);
-            thread::sleep(Duration::from_micros(until.us_since(now.monotonic)));
-            self.note("time passes");
-            let late_ms = self.now().monotonic.us_since(until) / 1000;
-            self.settle(OWN_WRITE_TOLERANCE_MS + late_ms)?;
+            self.wait_until(next.plus_us(SLACK_US))?;
         }
         Err(Trouble::Difference("a timed event is always near".into()))
     }
@@ -234,27 +230,36 @@ impl Episode {
         loop {
             let now = self.now();
             let next = self.model.deadlines(now).into_iter().filter(|at| *at <= end).min();
-            let until = next.map_or(end, |next| next.plus_us(SLACK_US));
-            thread::sleep(Duration::from_micros(until.us_since(now.monotonic)));
-            self.note("time passes");
-            let late_ms = self.now().monotonic.us_since(until) / 1000;
-            self.settle(OWN_WRITE_TOLERANCE_MS + late_ms)?;
+            self.wait_until(next.map_or(end, |next| next.plus_us(SLACK_US)))?;
             if self.now().monotonic >= end {
                 return Ok(());
             }
         }
     }
 
+    fn wait_until(&mut self, until: Monotonic) -> Outcome {
+        thread::sleep(Duration::from_micros(until.us_since(self.now().monotonic)));
+        self.note("time passes");
+        let late_ms = self.now().monotonic.us_since(until) / 1000;
+        self.settle(OWN_WRITE_TOLERANCE_MS + late_ms)
+    }
+
+    /// Fails with [`Trouble::Undecided`] if one of these deadlines is not this far ahead.
+    pub(super) fn check_none_passed(&self, deadlines: &[Monotonic], ahead_us: u64) -> Outcome {
+        let by = self.now().monotonic.plus_us(ahead_us);
+        if deadlines.iter().any(|at| *at <= by) { Err(Trouble::Undecided) } else { Ok(()) }
+    }
+
     /// Fails with [`Trouble::Undecided`] if a deadline may have passed, or the step took too long.
     fn check_time(&self, from: Now, deadlines: &[Monotonic], slept_us: u64) -> Outcome {
+        self.check_none_passed(deadlines, 2000)?;
         let to = self.now();
         let took_us = to.monotonic.us_since(from.monotonic);
-        let passed = deadlines.iter().any(|at| *at <= to.monotonic.plus_us(2000));
         let is_near = |at: &Monotonic| *at <= to.monotonic.plus_us(5 * GUARD_US);
         let slow =
             took_us > slept_us + SLOW_STEP_US && self.model.deadlines(to).iter().any(is_near);
         let very_slow = took_us > slept_us + 5 * GUARD_US;
-        if passed || slow || very_slow { Err(Trouble::Undecided) } else { Ok(()) }
+        if slow || very_slow { Err(Trouble::Undecided) } else { Ok(()) }
     }
 
     /// Sends a packet, and compares the replies. The last command may block.
@@ -423,12 +428,15 @@ impl Episode {
         command: &Command,
         reply: Option<&Value>,
     ) -> Outcome {
-        if let Some((waiter, how)) = command.ended_wait() {
-            self.record(client, command, &Expected::Int(1));
+        let ended_wait = command.ended_wait();
+        let expected = match ended_wait {
+            Some(_) => Expected::Int(1),
+            None => self.model.execute(now, began, client, command),
+        };
+        self.answers.push(Answer { client, command: command.clone(), expected: expected.clone() });
+        if let Some((waiter, how)) = ended_wait {
             return self.end_wait(now, waiter, how, reply);
         }
-        let expected = self.model.execute(now, began, client, command);
-        self.record(client, command, &expected);
         match (reply, &expected) {
             // The answer to a client that waits is compared later. The wait may have ended in the
             // turn in which it began.
@@ -442,11 +450,6 @@ impl Episode {
             (Some(reply), _) => self.check_reply(&command.to_string(), &expected, reply)?,
         }
         Ok(())
-    }
-
-    fn record(&mut self, client: usize, command: &Command, expected: &Expected) {
-        let (command, expected) = (command.clone(), expected.clone());
-        self.answers.push(Answer { client, command, expected });
     }
 
     fn check_reply(&mut self, what: &str, expected: &Expected, reply: &Value) -> Outcome {
@@ -601,11 +604,6 @@ impl Episode {
         self.tolerance_ms = expiries.map(noted).collect();
     }
 
-    /// Called after the expiries of all keys were copied from the server.
-    pub(super) fn forget_tolerances(&mut self) {
-        self.tolerance_ms.clear();
-    }
-
     pub(super) fn inspect_all(&mut self) -> Outcome {
         self.wait_for_quiet(GUARD_US)?;
         let from = self.now();
@@ -627,7 +625,7 @@ impl Episode {
 
     pub(super) fn describe(&self) -> String {
         let now = self.now();
-        let last_steps: Vec<_> = self.last_steps.iter().map(String::as_str).collect();
+        let last_steps: Vec<_> = self.last_steps.iter().cloned().collect();
         format!(
             "{:?}; the server {}\nThe last steps:\n{}\nThe server:\n{}\nThe model:\n{}\n\
              The end of the server's log:\n{}",

@@ -605,7 +605,7 @@ impl Model {
         let mut lines = Vec::new();
         for place in places() {
             let (value, inspected) = (self.get(place), self.clone().inspect(now, place));
-            lines.push(format!("  {}; {inspected:?}", shown_key(place, value, now)));
+            lines.push(format!("{}; {inspected:?}", shown_key(place, value, now)));
         }
         for (client, waiting) in self.waiting.iter().enumerate() {
             if let Some(Waiting { command, until, .. }) = waiting {
@@ -644,10 +644,10 @@ impl Waiting {
 
 /// Describes what a key holds; `None` for nothing.
 pub(super) fn shown_key((db, key): Place, value: Option<&Value>, now: Now) -> String {
-    let Some(Value { text, expires_at_ms }) = value else { return format!("{db} {key}: empty") };
+    let Some(Value { text, expires_at_ms }) = value else { return format!("  {db} {key}: empty") };
     let text = text.as_ref().map(|text| text.escape_ascii().to_string());
     let left_ms = expires_at_ms.map(|at| i128::from(at) - i128::from(now.wall_ms()));
-    format!("{db} {key}: {text:?}, expires in {left_ms:?} ms")
+    format!("  {db} {key}: {text:?}, expires in {left_ms:?} ms")
 }
 
 /// Returns the keys that the server looks up for a command of its own, in this order. A lookup

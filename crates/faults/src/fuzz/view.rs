@@ -6,6 +6,7 @@ use quorlock_core::node::{Holder, Inspected, Mode, Now};
 use redis::Value;
 
 use super::command::{DBS, KEYS, Place, places};
+use super::episode::{Outcome, Trouble};
 use super::model::{Expected, Model, UNKNOWN, UNKNOWN_BYTES, is_error, shown_key};
 use super::wire::{Words, words};
 
@@ -258,7 +259,7 @@ impl View {
             .collect()
     }
 
-    pub(super) fn parse(replies: &[Value]) -> Result<Self, String> {
+    pub(super) fn parse(replies: &[Value]) -> Outcome<Self> {
         let mut view = Self::default();
         let mut of_dbs = replies.chunks_exact(Self::REPLIES);
         for (db, of_db) in (0..DBS).zip(&mut of_dbs) {
@@ -269,7 +270,10 @@ impl View {
                     [Value::ServerError(error), Value::Int(at)] if error.code() == "WRONGTYPE" => {
                         (None, at)
                     }
-                    other => return Err(format!("GET and PEXPIRETIME were answered {other:?}")),
+                    other => {
+                        let what = format!("GET and PEXPIRETIME were answered {other:?}");
+                        return Err(Trouble::Difference(what));
+                    }
                 };
                 let expires_at_ms = u64::try_from(*expires_at_ms).ok();
                 view.keys.insert((db, key), Stored { text, expires_at_ms });
@@ -336,13 +340,13 @@ impl View {
     }
 
     pub(super) fn shown(&self, now: Now) -> String {
-        let keys = self.keys.iter();
-        let mut lines: Vec<_> = keys
-            .map(|(place, value)| format!("  {}", shown_key(*place, Some(value), now)))
-            .collect();
-        lines.push(format!("  {:?}", self.figures));
-        lines.join("\n")
+        format!("{}\n  {:?}", shown_keys(&self.keys, now), self.figures)
     }
+}
+
+pub(super) fn shown_keys(keys: &BTreeMap<Place, Stored>, now: Now) -> String {
+    let shown = |(place, value): (&Place, &Stored)| shown_key(*place, Some(value), now);
+    keys.iter().map(shown).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
