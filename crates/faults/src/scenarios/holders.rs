@@ -221,23 +221,6 @@ pub(super) fn killed_after_a_downgrade(trial: &mut Trial) -> Result<()> {
     check_refuses_writers(&mut node, &reader, trial)
 }
 
-/// An operator's command ends the lock for all readers.
-pub(super) fn deleted_or_set(trial: &mut Trial) -> Result<()> {
-    for command in [&["DEL", KEY][..], &["SET", KEY, "old client", "PX", "60000"]] {
-        let mut node = Node::start(LockMethod::Module, |builder| builder)?;
-        let readers = Holders::Readers.acquire(&mut node, LONG_TTL)?;
-        let _: redis::Value = node.call(command)?;
-        trial.count_injected();
-        for reader in &readers {
-            trial.check(node.extend(reader)?.is_none(), "a reader could still extend the lock");
-        }
-        let writer = node.acquire(KEY, "writer", LONG_TTL)?;
-        let is_free = command[0] == "DEL";
-        trial.check(writer.is_granted() == is_free, format!("the writer was told {writer:?}"));
-    }
-    Ok(())
-}
-
 /// A module that alone knows the readers cannot be unloaded.
 pub(super) fn unloaded(trial: &mut Trial) -> Result<()> {
     let mut node = Node::start(LockMethod::Module, |builder| builder)?;

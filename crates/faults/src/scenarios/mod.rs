@@ -30,6 +30,10 @@ use crate::Protected;
 const HOUR_S: i64 = 3600;
 const MINUTE_S: i64 = 60;
 
+/// Tables of steps.
+const ACCIDENTS: &str = include_str!("../../steps/accidents.steps");
+const SHARED: &str = include_str!("../../steps/shared.steps");
+
 const SET_NX: Baseline = Harmed("SET NX PX");
 const VOTES_AT_ONCE: Baseline = Harmed("lock.rejoin-delay 0");
 const KEYS_SURVIVE: Baseline = Unharmed("SET NX PX: the keys are loaded again");
@@ -104,18 +108,20 @@ scenarios! {
         |trial| reload(trial, One, "RELOAD", MINUTE_S);
     operator_ends_a_lock_by_removing_its_key:
         "DEL, UNLINK, GETDEL of a held lock", MUST_OBEY,
-        |trial| operator::ended_by(trial, &[&["DEL", "key"], &["UNLINK", "key"], &["GETDEL", "key"]]);
+        |trial| trial.check_claim(ACCIDENTS, "command that removes the key ends the lock");
     operator_ends_a_lock_by_renaming_its_key:
-        "RENAME of a held lock", MUST_OBEY, operator::renamed;
+        "RENAME of a held lock", MUST_OBEY,
+        |trial| trial.check_claim(ACCIDENTS, "renamed lock is a string that its token holds");
     operator_ends_a_lock_by_expire_if_the_server_reports_a_deletion:
         "EXPIRE 0 of a held lock", MUST_OBEY, operator::expired;
     operator_ends_all_locks_by_a_flush:
         "FLUSHALL, FLUSHDB with a held lock", MUST_OBEY,
-        |trial| operator::ended_by(trial, &[&["FLUSHALL"], &["FLUSHALL", "ASYNC"], &["FLUSHDB"]]);
+        |trial| trial.check_claim(ACCIDENTS, "flush ends all locks");
     node_with_swapped_databases_grants_no_held_lock:
         "SWAPDB with a held lock", SET_NX, operator::swapped;
     only_its_token_extends_a_restored_copy_of_a_lock:
-        "DUMP and RESTORE of a held lock", MUST_OBEY, operator::restored;
+        "DUMP and RESTORE of a held lock", MUST_OBEY,
+        |trial| trial.check_claim(ACCIDENTS, "restored copy of a lock is a string that its token holds");
     only_its_token_extends_a_migrated_key:
         "MIGRATE of a held lock", MUST_OBEY, operator::migrated;
     configured_delay_shortens_no_abstention_that_has_begun:
@@ -148,7 +154,8 @@ scenarios! {
         "wall clock +60 s, then DEBUG RELOAD while readers share a lock", SET_OF_READERS,
         |trial| reload(trial, Readers, "RELOAD", MINUTE_S);
     operator_ends_a_lock_for_all_of_its_readers:
-        "DEL, SET of the key of a lock that readers share", MUST_OBEY, holders::deleted_or_set;
+        "DEL, SET of the key of a lock that readers share", MUST_OBEY,
+        |trial| trial.check_claim(SHARED, "command of an operator ends the lock of all readers");
     module_that_alone_knows_the_readers_is_not_unloaded:
         "MODULE UNLOAD while readers share a lock", MUST_REFUSE, holders::unloaded;
     wall_clock_stepped_ahead_frees_no_permit:
@@ -161,7 +168,8 @@ scenarios! {
         "kill -9, restart on an empty disk while all permits are held", VOTES_AT_ONCE,
         |trial| empty_disk(trial, Permits);
     operator_ends_the_permit_of_one_slot_only:
-        "DEL of one slot while all permits are held", MUST_OBEY, operator::one_slot_deleted;
+        "DEL of one slot while all permits are held", MUST_OBEY,
+        |trial| trial.check_claim(ACCIDENTS, "removal of a slot ends the permit of that slot only");
 }
 
 /// The results of all scenarios. `Display` writes a Markdown table.

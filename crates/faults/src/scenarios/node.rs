@@ -29,10 +29,6 @@ pub(super) struct Held {
 }
 
 impl Held {
-    pub(super) fn under(&self, key: &str) -> Self {
-        Self { key: key.into(), ..self.clone() }
-    }
-
     /// No other client may be granted the lock before this time.
     pub(super) fn must_last_until(&self) -> Instant {
         self.sent + self.ttl

@@ -1,43 +1,23 @@
 //! An operator changes the key of a lock by a command, or reconfigures or unloads the module.
 //!
 //! A command that changes the key is no accident: the harm is a missing effect on the lock. Most of
-//! these commands end the lock, as they would end a lock that is only a key.
+//! these commands end the lock, as they would end a lock that is only a key. The claims about the
+//! others are in a table of steps.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use quorlock_testkit::{ServerBuilder, module_path};
-use redis::cmd;
 
 use super::MINUTE_S;
-use super::holders::{Holders, KEY, SLOTS};
-use super::node::{Answer, Held, LockMethod, Node, PATIENCE};
+use super::holders::KEY;
+use super::node::{Held, LockMethod, Node, PATIENCE};
 use super::trial::{GRANTED_WHILE_HELD, LONG_TTL, Trial};
 
 fn node_and_lock(ttl: Duration) -> Result<(Node, Held)> {
     let mut node = Node::start(LockMethod::Module, |builder| builder)?;
     let held = node.acquire(KEY, "holder", ttl)?.granted()?;
     Ok((node, held))
-}
-
-/// Each of these commands ends the lock.
-pub(super) fn ended_by(trial: &mut Trial, commands: &[&[&str]]) -> Result<()> {
-    for command in commands {
-        let (mut node, held) = node_and_lock(LONG_TTL)?;
-        let _: redis::Value = node.call(command)?;
-        trial.count_injected();
-        check_ended(&mut node, &held, trial)?;
-    }
-    Ok(())
-}
-
-/// The lock ends. Under the new name, the key is a foreign string whose value is the token.
-pub(super) fn renamed(trial: &mut Trial) -> Result<()> {
-    let (mut node, held) = node_and_lock(LONG_TTL)?;
-    let _: String = node.call(&["RENAME", KEY, "other"])?;
-    trial.count_injected();
-    check_ended(&mut node, &held, trial)?;
-    check_held_as_string(&mut node, &held.under("other"), trial)
 }
 
 /// The lock ends if the server reports to the module that a command removed the key. Valkey reports
@@ -78,25 +58,6 @@ pub(super) fn swapped(trial: &mut Trial) -> Result<()> {
     Ok(())
 }
 
-/// The lock stays, and a copy under another key is a foreign string whose value is the token. A
-/// copy that replaces the key ends the lock, and is a foreign string too.
-pub(super) fn restored(trial: &mut Trial) -> Result<()> {
-    let (mut node, held) = node_and_lock(LONG_TTL)?;
-    let dumped: Vec<u8> = node.call(&["DUMP", KEY])?;
-    let ttl_ms = LONG_TTL.as_millis();
-    let restore =
-        |key: &str| cmd("RESTORE").arg(key).arg(ttl_ms).arg(&dumped).arg("REPLACE").take();
-    restore("copy").exec(&mut node.connection)?;
-    trial.count_injected();
-    check_refused(&mut node, KEY, trial)?;
-    check_held_as_string(&mut node, &held.under("copy"), trial)?;
-
-    restore(KEY).exec(&mut node.connection)?;
-    let ended = node.info("lock", "lock_ended_by_operator")?;
-    trial.check(ended == 1, "the operator did not end the lock");
-    check_held_as_string(&mut node, &held, trial)
-}
-
 /// The lock ends. On the other server, the key is a foreign string whose value is the token.
 pub(super) fn migrated(trial: &mut Trial) -> Result<()> {
     let (mut node, held) = node_and_lock(LONG_TTL)?;
@@ -105,28 +66,11 @@ pub(super) fn migrated(trial: &mut Trial) -> Result<()> {
     let _: String = node.call(&["MIGRATE", "127.0.0.1", &port, KEY, "0", "5000"])?;
     trial.count_injected();
     check_ended(&mut node, &held, trial)?;
-    check_held_as_string(&mut other, &held, trial)
-}
-
-/// An operator's command ends one permit of a semaphore, and no other.
-pub(super) fn one_slot_deleted(trial: &mut Trial) -> Result<()> {
-    let mut node = Node::start(LockMethod::Module, |builder| builder)?;
-    let mut permits = Holders::Permits.acquire(&mut node, LONG_TTL)?;
-    let _: u64 = node.call(&["DEL", SLOTS[1]])?;
-    trial.count_injected();
-    let extended = node.extend(&permits[1])?;
-    trial.check(extended.is_none(), "the holder could still extend the permit");
-    match node.acquire_any(SLOTS, "third", LONG_TTL)? {
-        Answer::Granted(third) => {
-            trial.check(third.key == SLOTS[1], "a third client was granted the other slot");
-            permits[1] = third;
-            Holders::Permits.check_still_held(&mut node, &permits, trial)
-        }
-        other => {
-            trial.harm(format!("the slot was not free: {other:?}"));
-            Ok(())
-        }
-    }
+    let refused = other.acquire(KEY, "another", LONG_TTL)?;
+    trial.check(refused.is_refused(), format!("another client was not refused: {refused:?}"));
+    trial.check(other.extend(&held)?.is_some(), "the holder could not extend the string");
+    trial.check(other.release(&held)?, "the holder could not release the string");
+    Ok(())
 }
 
 /// Checks that the holder has lost the lock, and that another client can acquire it.
@@ -134,21 +78,6 @@ fn check_ended(node: &mut Node, held: &Held, trial: &mut Trial) -> Result<()> {
     trial.check(node.extend(held)?.is_none(), "the holder could still extend the lock");
     let other = node.acquire(&held.key, "another", LONG_TTL)?;
     trial.check(other.is_granted(), "the command did not end the lock");
-    Ok(())
-}
-
-fn check_refused(node: &mut Node, key: &str, trial: &mut Trial) -> Result<()> {
-    let other = node.acquire(key, "another", LONG_TTL)?;
-    trial.check(other.is_refused(), format!("another client was not refused {key}: {other:?}"));
-    Ok(())
-}
-
-/// Checks that the key holds a foreign string: other clients are refused, and the holder, who knows
-/// its value, can extend and release it.
-fn check_held_as_string(node: &mut Node, held: &Held, trial: &mut Trial) -> Result<()> {
-    check_refused(node, &held.key, trial)?;
-    trial.check(node.extend(held)?.is_some(), "the holder could not extend the string");
-    trial.check(node.release(held)?, "the holder could not release the string");
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result};
 
 use super::node::{Answer, Held, LockMethod, Node, PATIENCE};
 use crate::Protected;
+use crate::fuzz::claims;
 
 pub struct Scenario {
     /// What the scenario shows. Its test has this name.
@@ -77,6 +78,16 @@ impl Trial {
         if !holds {
             self.harm(what);
         }
+    }
+
+    /// Checks a claim of a table of steps. Its steps cause the accident.
+    pub(super) fn check_claim(&mut self, table: &'static str, name: &str) -> Result<()> {
+        let claim = claims(table).into_iter().find(|claim| claim.name == name);
+        self.count_injected();
+        if let Err(what) = claim.with_context(|| format!("no claim: {name}"))?.hold_on_a_server() {
+            self.harm(what);
+        }
+        Ok(())
     }
 
     /// Returns how clients lock in a scenario whose baseline does without the module.
