@@ -6,7 +6,7 @@ use quorlock_core::node::ServerEvent;
 use redis::Value;
 
 use super::command::{Command, DBS, KEYS, Packet, Place, Step, places};
-use super::episode::{Episode, Outcome, Trouble};
+use super::episode::{Episode, Outcome, Trouble, differ};
 use super::model::{Expected, replica_abstains};
 use super::view::{View, compare, shown_keys};
 use super::wire::{Wire, time_us, words};
@@ -85,7 +85,7 @@ impl Episode {
     fn expect_ok(&mut self, line: &str) -> Outcome {
         match self.control.call(line)? {
             Value::Okay => Ok(()),
-            other => Err(Trouble::Difference(format!("{line} was answered {other:?}"))),
+            other => differ(format!("{line} was answered {other:?}")),
         }
     }
 
@@ -210,7 +210,7 @@ impl Episode {
         left.retain(|_, value| value.expires_at_ms.is_none_or(|at| at > self.now().wall_ms()));
         if self.config.append_only && left != after.keys {
             let (left, after) = (shown_keys(&left, now), shown_keys(&after.keys, now));
-            return Err(Trouble::Difference(format!("a restart:\n{left}\nhas left\n{after}")));
+            return differ(format!("a restart:\n{left}\nhas left\n{after}"));
         }
         // The server may have loaded a snapshot that an earlier command or a replication wrote.
         self.take_over(after);
@@ -287,8 +287,7 @@ impl Episode {
             } else if rounds == 5 {
                 let now = self.now();
                 let [of_server, of_peer] = [of_server, of_peer].map(|keys| shown_keys(&keys, now));
-                let what = format!("the server has\n{of_server}\nits replica\n{of_peer}");
-                return Err(Trouble::Difference(what));
+                return differ(format!("the server has\n{of_server}\nits replica\n{of_peer}"));
             }
         }
     }
@@ -340,10 +339,10 @@ impl Episode {
                 Ok(Value::ServerError(error)) if error.code() == "UNBLOCKED" => {}
                 Err(error) if error.is_connection_dropped() => {}
                 other => {
-                    return Err(Trouble::Difference(format!(
+                    return differ(format!(
                         "client {client} waited on a server that became a replica, and was not \
                          answered UNBLOCKED but {other:?}"
-                    )));
+                    ));
                 }
             }
             self.reconnect(client)?;
@@ -359,7 +358,7 @@ impl Episode {
         if ["READONLY".into(), replica_abstains()].into_iter().any(|start| agrees(start).is_ok()) {
             return Ok(());
         }
-        Err(Trouble::Difference(format!("a replica: {line} was answered {reply:?}")))
+        differ(format!("a replica: {line} was answered {reply:?}"))
     }
 
     /// Compares everything once more at the end of an episode.
@@ -381,8 +380,7 @@ impl Episode {
             let size: usize = self.control.call("DBSIZE")?;
             let keys = self.model.server.keys.iter().filter(|(its_db, ..)| *its_db == db).count();
             if size != keys {
-                let what = format!("database {db} has {size} keys, in the model {keys}");
-                return Err(Trouble::Difference(what));
+                return differ(format!("database {db} has {size} keys, in the model {keys}"));
             }
         }
         Ok(())

@@ -52,6 +52,10 @@ impl<E: Into<anyhow::Error>> From<E> for Trouble {
 
 pub(super) type Outcome<T = ()> = std::result::Result<T, Trouble>;
 
+pub(super) fn differ<T>(what: impl Into<String>) -> Outcome<T> {
+    Err(Trouble::Difference(what.into()))
+}
+
 /// The configuration of the server, and the events that may happen.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
@@ -221,7 +225,7 @@ impl Episode {
             let Some(next) = next.filter(|next| *next <= near) else { return Ok(()) };
             self.wait_until(next.plus_us(SLACK_US))?;
         }
-        Err(Trouble::Difference("a timed event is always near".into()))
+        differ("a timed event is always near")
     }
 
     /// Lets time pass, and compares all state after each timed event.
@@ -321,8 +325,7 @@ impl Episode {
                     replies.extend(all.split_off(all.len() - commands.len()).into_iter().map(Some));
                 }
                 other => {
-                    let what = format!("EXEC or EVAL was answered {other:?}");
-                    return Err(Trouble::Difference(what));
+                    return differ(format!("EXEC or EVAL was answered {other:?}"));
                 }
             }
         } else {
@@ -400,9 +403,7 @@ impl Episode {
                 return Ok(None);
             }
             if started.elapsed() > Duration::from_secs(10) {
-                return Err(Trouble::Difference(format!(
-                    "the client has no reply and is not blocked: {listed}"
-                )));
+                return differ(format!("the client has no reply and is not blocked: {listed}"));
             }
         }
     }
@@ -430,7 +431,7 @@ impl Episode {
     ) -> Outcome {
         let ended_wait = command.ended_wait();
         let expected = match ended_wait {
-            Some(_) => Expected::Int(1),
+            Some(_) => Expected::int(1),
             None => self.model.execute(now, began, client, command),
         };
         self.answers.push(Answer { client, command: command.clone(), expected: expected.clone() });
@@ -443,9 +444,9 @@ impl Episode {
             (Some(reply), Expected::Blocked) => self.clients[client].unread(reply.clone()),
             (None, Expected::Blocked) => {}
             (None, _) => {
-                return Err(Trouble::Difference(format!(
+                return differ(format!(
                     "{command}: the client is blocked, the model expects {expected:?}"
-                )));
+                ));
             }
             (Some(reply), _) => self.check_reply(&command.to_string(), &expected, reply)?,
         }
@@ -466,7 +467,7 @@ impl Episode {
             {
                 return Ok(());
             }
-            return Err(Trouble::Difference(format!("CLIENT {how} was answered {reply:?}")));
+            return differ(format!("CLIENT {how} was answered {reply:?}"));
         }
         if let Some(answer) = self.model.end_wait(now, client, how) {
             return self.check_answer(answer);
@@ -526,9 +527,9 @@ impl Episode {
                 break reply;
             }
             if started.elapsed() > SETTLE_LIMIT && rounds > SETTLE_ROUNDS {
-                return Err(Trouble::Difference(format!(
+                return differ(format!(
                     "client {client} is not answered, the model expects {expected:?}"
-                )));
+                ));
             }
             let _: Value = self.control.call("PING")?;
             rounds += 1;
@@ -568,7 +569,7 @@ impl Episode {
                 return Ok(());
             };
             if started.elapsed() > SETTLE_LIMIT && rounds > SETTLE_ROUNDS {
-                return Err(Trouble::Difference(difference));
+                return differ(difference);
             }
             rounds += 1;
             if rounds > 2 {

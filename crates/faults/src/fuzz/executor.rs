@@ -6,9 +6,11 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
 use super::command::{Command, Packet, Place, Step, places};
-use super::episode::{Config, Episode, GUARD_US, Outcome, Trouble};
+use super::episode::{Config, Episode, GUARD_US, Outcome, Trouble, differ};
 use super::model::{Answer, Expected, Flavor, Model};
-use super::table::{Claim, Event, Fences, Line, figures_differ, is_expected, key_differs};
+use super::table::{
+    Claim, Event, Fences, Line, has_fields, is_expected, shown_figures, shown_value,
+};
 
 /// How long a real server may take for the steps of a claim, in milliseconds.
 const LATE_MS: u64 = 3000;
@@ -89,8 +91,7 @@ impl Claim {
                 Ok(Some(what)) | Err(Trouble::Difference(what)) => what,
                 Err(other) => return Err(other),
             };
-            let what = format!("{}\n    {}\n{what}", self.name, line.text);
-            return Err(Trouble::Difference(what));
+            return differ(format!("{}\n    {}\n{what}", self.name, line.text));
         }
         Ok(())
     }
@@ -101,9 +102,13 @@ fn step<T: Target>(line: &Line, target: &mut T, fences: &mut Fences) -> Outcome<
     let now = target.now();
     let mut taken = match &line.event {
         Event::Key { place, holds } => {
-            return Ok(key_differs(target.model(), now.wall_ms(), *place, holds, T::LATE_MS));
+            let shown = shown_value(target.model(), now.wall_ms(), *place);
+            return Ok((!has_fields(holds, &shown, T::LATE_MS + 1)).then_some(shown));
         }
-        Event::Stats { figures } => return Ok(figures_differ(target.model(), figures)),
+        Event::Stats { figures } => {
+            let shown = shown_figures(target.model());
+            return Ok((!has_fields(figures, &shown, 0)).then_some(shown));
+        }
         Event::Taken(step) => step.clone(),
     };
     if let Step::Packet(packet) = &mut taken {
@@ -113,8 +118,10 @@ fn step<T: Target>(line: &Line, target: &mut T, fences: &mut Fences) -> Outcome<
     }
     target.take(taken)?;
     let answers = target.answers();
-    let mut shown: Vec<_> =
-        answers.iter().map(|answer| (answer.client, fences.shown(answer))).collect();
+    let mut shown: Vec<_> = answers
+        .iter()
+        .map(|answer| (answer.client, fences.shown(&answer.expected, &answer.command)))
+        .collect();
     // The answers to waiters are compared in the order of the clients.
     let replies = line.replies().min(shown.len());
     shown[replies..].sort();
@@ -148,7 +155,7 @@ impl Memory {
     fn execute(&mut self, Packet { client, wrap, .. }: &Packet, command: Command) {
         let (client, now) = (*client, self.now);
         let (expected, of_waiter) = match command.ended_wait() {
-            Some((waiter, how)) => (Expected::Int(1), self.model.end_wait(now, waiter, how)),
+            Some((waiter, how)) => (Expected::int(1), self.model.end_wait(now, waiter, how)),
             None => {
                 let began = wrap.is_atomic().then_some(now);
                 (self.model.execute(now, began, client, &command), None)

@@ -2,12 +2,13 @@
 //! each plain command on the keys, the events that the server sends for it, and the clients that
 //! wait.
 
-use quorlock_core::Ttl;
 use quorlock_core::node::memory_server::{Name, Server, Value};
 use quorlock_core::node::{
-    self, BlockedId, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent, Mode,
-    Monotonic, Now, Reason, ServerEvent, Settings, WaitReply,
+    self, BlockedId, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent, Listed, Mode,
+    Monotonic, Now, Reason, Scanned, ServerEvent, Settings, WaitReply,
 };
+use quorlock_core::{Fence, Ttl};
+use redis::Value as Reply;
 
 use super::command::{Command, LockCommand, Place, key, known_key, number, option, places};
 
@@ -26,30 +27,28 @@ pub(super) struct Flavor {
 }
 
 /// The expected form of a reply.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Expected {
     Blocked,
-    /// The fence of the lock on these keys. After WAIT, it is in an array with the waited time.
+    Is(Reply),
+    /// An integer that is not negative.
+    Any,
+    /// A time in milliseconds. It may differ a little, because the clocks do.
+    Near(u64),
+    /// The fence of the lock on these keys.
     Fence {
         places: Vec<Place>,
         fence: u64,
-        waits: bool,
-        /// The granted key, if the reply names it.
-        key: Option<&'static str>,
         /// The fences of shared locks may be equal, or in any order.
         mode: Mode,
     },
-    Nil,
-    Int(i64),
-    /// Any integer.
-    SomeInt,
-    Bulk(Vec<u8>),
-    Ok,
     /// An error with this start.
     Error(String),
-    Inspected(Place, Inspected),
-    /// The matching locks of a database, in the order of the keys.
-    Scanned(Vec<(Place, Inspected)>),
+    Array(Vec<Self>),
+    /// An array in any order.
+    Set(Vec<Self>),
+    /// Names and values, perhaps with others between them.
+    Fields(Vec<(&'static str, Self)>),
 }
 
 /// An answer to a client, and the command that it answers.
@@ -93,8 +92,36 @@ pub(super) struct Limits {
     pub(super) max_waiters: usize,
 }
 
+/// Number of figures that the server and the model must have in common. The others are about ends
+/// and rescues of locks, and only tables compare them.
+pub(super) const FIGURES_OF_SERVER: usize = 9;
+
 /// The default of `lock.max-clock-skew`.
 pub(super) const MAX_CLOCK_SKEW_MS: u64 = 60_000;
+
+impl Expected {
+    const NIL: Self = Self::Is(Reply::Nil);
+    const OK: Self = Self::Is(Reply::Okay);
+
+    pub(super) fn int(number: impl TryInto<i64>) -> Self {
+        Self::Is(Reply::Int(number.try_into().unwrap_or(i64::MAX)))
+    }
+
+    fn text(text: &[u8]) -> Self {
+        Self::Is(Reply::BulkString(text.into()))
+    }
+
+    fn error(start: &str) -> Self {
+        Self::Error(start.into())
+    }
+
+    /// A fence. After WAIT, the waited time follows it, and then the granted key if it is named.
+    fn granted(fence: Self, waits: bool, key: Option<&str>) -> Self {
+        let key = key.map(|key| Self::text(key.as_bytes()));
+        let rest: Vec<_> = waits.then_some(Self::Any).into_iter().chain(key).collect();
+        if rest.is_empty() { fence } else { Self::Array([vec![fence], rest].concat()) }
+    }
+}
 
 impl Model {
     /// Creates the model of a server that has just started, without keys.
@@ -242,40 +269,40 @@ impl Model {
             other => panic!("LOCK.{other} is no command"),
         };
         let reply = self.server.node.execute(now, &command, &mut self.server.keys);
-        let waits = lock.wait_ms.is_some();
-        let places = |keys: &[&'static str]| keys.iter().map(|key| (db, *key)).collect::<Vec<_>>();
+        let granted = |fence: Fence, keys: &[&'static str], key: Option<&str>, mode: Mode| {
+            let places = keys.iter().map(|key| (db, *key)).collect();
+            let fence = Expected::Fence { places, fence: fence.get(), mode };
+            Expected::granted(fence, lock.wait_ms.is_some(), key)
+        };
+        let first = || (db, lock.keys[0]);
         match reply {
             Ok(node::Reply::Waits) => Expected::Blocked,
-            Ok(node::Reply::Granted(fence)) => {
-                let (places, fence) = (places(&lock.keys), fence.get());
-                Expected::Fence { places, fence, waits, key: None, mode }
-            }
+            Ok(node::Reply::Granted(fence)) => granted(fence, &lock.keys, None, mode),
             Ok(node::Reply::GrantedOne { fence, key }) => {
-                let (places, fence) = (places(&lock.keys[key..=key]), fence.get());
-                Expected::Fence { places, fence, waits, key: Some(lock.keys[key]), mode }
+                granted(fence, &lock.keys[key..=key], Some(lock.keys[key]), mode)
             }
             Ok(node::Reply::Extended(fence)) => {
-                let (places, fence) = (places(&lock.keys), fence.get());
-                let mode = self.mode_of(now, places[0]);
-                Expected::Fence { places, fence, waits, key: None, mode }
+                granted(fence, &lock.keys, None, self.mode_of(now, first()))
             }
             Ok(node::Reply::Refused | node::Reply::NotHeld | node::Reply::Inspected(None)) => {
-                Expected::Nil
+                Expected::NIL
             }
             Ok(
                 node::Reply::Released(yes) | node::Reply::Yielded(yes) | node::Reply::Revoked(yes),
-            ) => Expected::Int(yes.into()),
+            ) => Expected::int(yes),
             Ok(node::Reply::Inspected(Some(inspected))) => {
-                Expected::Inspected((db, lock.keys[0]), inspected)
+                Expected::Fields(fields(first(), &inspected))
             }
-            Ok(node::Reply::Scanned(scanned)) => {
-                assert_eq!(scanned.cursor, 0, "one call looks at more keys than there are");
-                let locks = scanned.locks.into_iter();
-                let mut locks: Vec<_> = locks
-                    .filter_map(|lock| Some(((db, known_key(&lock.key)?), lock.inspected)))
-                    .collect();
-                locks.sort_by_key(|(place, _)| *place);
-                Expected::Scanned(locks)
+            Ok(node::Reply::Scanned(Scanned { cursor, mut locks })) => {
+                locks.sort_by(|one, other| one.key.cmp(&other.key));
+                let listed = |lock: &Listed| {
+                    let fields = fields((db, known_key(&lock.key)?), &lock.inspected);
+                    let key = ("key", Expected::text(&lock.key));
+                    Some(Expected::Fields([vec![key], fields].concat()))
+                };
+                let locks = locks.iter().filter_map(listed).collect();
+                let cursor = Expected::text(cursor.to_string().as_bytes());
+                Expected::Array(vec![cursor, Expected::Set(locks)])
             }
             Err(error) => Expected::Error(error_start(&error)),
         }
@@ -287,8 +314,13 @@ impl Model {
 
     /// Returns the mode of the lock on a key; exclusive if there is no lease.
     pub(super) fn mode_of(&self, now: Now, place: Place) -> Mode {
-        match self.clone().inspect(now, place) {
-            Expected::Inspected(_, Inspected { holder: Holder::Lease { mode, .. }, .. }) => mode,
+        let (db, key) = (place.0, Name::from_slice(place.1.as_bytes()));
+        let inspect = node::Command::Inspect(node::Inspect { db, key: &key });
+        match self.server.clone().execute(now, &inspect) {
+            Ok(node::Reply::Inspected(Some(Inspected {
+                holder: Holder::Lease { mode, .. },
+                ..
+            }))) => mode,
             _ => Mode::Exclusive,
         }
     }
@@ -310,101 +342,101 @@ impl Model {
         let at = |name: &str| (db, key(name));
         match *words {
             ["DEL" | "UNLINK", name] => {
-                Expected::Int(self.remove(now, at(name), KeyEvent::Removed).is_some().into())
+                Expected::int(self.remove(now, at(name), KeyEvent::Removed).is_some())
             }
             ["GETDEL", name] => match self.get(at(name)).cloned() {
-                None => Expected::Nil,
-                Some(Value { text: None, .. }) => Expected::Error("WRONGTYPE".into()),
+                None => Expected::NIL,
+                Some(Value { text: None, .. }) => Expected::error("WRONGTYPE"),
                 Some(Value { text: Some(text), .. }) => {
                     self.remove(now, at(name), KeyEvent::Removed);
-                    Expected::Bulk(text.to_vec())
+                    Expected::text(&text)
                 }
             },
             ["SET", name, value, ref options @ ..] => {
                 let unmet = if self.get(at(name)).is_some() { "NX" } else { "XX" };
                 if options.contains(&unmet) {
-                    return Expected::Nil;
+                    return Expected::NIL;
                 }
                 self.set(now, at(name), value, option(options, "PX").map(number));
-                Expected::Ok
+                Expected::OK
             }
             ["PSETEX", name, ms, value] => {
                 self.set(now, at(name), value, Some(number(ms)));
-                Expected::Ok
+                Expected::OK
             }
             ["APPEND", name, value] => {
                 let there = self.get(at(name)).cloned();
                 let mut longer = there.unwrap_or_else(|| Value::text(b"", None));
                 let Some(text) = &mut longer.text else {
-                    return Expected::Error("WRONGTYPE".into());
+                    return Expected::error("WRONGTYPE");
                 };
                 text.extend_from_slice(value.as_bytes());
                 let bytes = bytes_of(&longer);
                 self.put(at(name), longer);
-                Expected::Int(i64::try_from(bytes).unwrap_or(i64::MAX))
+                Expected::int(bytes)
             }
             ["PEXPIRE", name, ms] => self.expire(now, at(name), number(ms)),
             ["PERSIST", name] => {
                 let value = self.server.keys.get_mut(db, name.as_bytes());
                 let expired = value.and_then(|value| value.expires_at_ms.take());
-                Expected::Int(expired.is_some().into())
+                Expected::int(expired.is_some())
             }
             ["RENAME", from, to] => {
                 if from == to && self.get(at(from)).is_some() {
-                    return Expected::Ok;
+                    return Expected::OK;
                 }
                 let Some(value) = self.remove(now, at(from), KeyEvent::Removed) else {
-                    return Expected::Error("ERR no such key".into());
+                    return Expected::error("ERR no such key");
                 };
                 self.replace(now, at(to), value);
-                Expected::Ok
+                Expected::OK
             }
             ["COPY", from, to, "DB", to_db, ref options @ ..] => {
                 let (from, to) = (at(from), (number(to_db), key(to)));
                 if from == to {
-                    return Expected::Error("ERR source and destination".into());
+                    return Expected::error("ERR source and destination");
                 }
-                let Some(value) = self.get(from).cloned() else { return Expected::Int(0) };
+                let Some(value) = self.get(from).cloned() else { return Expected::int(0) };
                 if !options.contains(&"REPLACE") && self.get(to).is_some() {
-                    return Expected::Int(0);
+                    return Expected::int(0);
                 }
                 self.replace(now, to, value);
-                Expected::Int(1)
+                Expected::int(1)
             }
             ["MOVE", name, to_db] => {
                 let to = (number(to_db), key(name));
                 if to == at(name) {
-                    return Expected::Error("ERR source and destination".into());
+                    return Expected::error("ERR source and destination");
                 }
                 if self.get(to).is_some() {
-                    return Expected::Int(0);
+                    return Expected::int(0);
                 }
                 let removed = self.remove(now, at(name), KeyEvent::Removed);
-                let Some(value) = removed else { return Expected::Int(0) };
+                let Some(value) = removed else { return Expected::int(0) };
                 self.replace(now, to, value);
-                Expected::Int(1)
+                Expected::int(1)
             }
             ["RESTORE", name, ms, value, ref options @ ..] => {
                 if !options.contains(&"REPLACE") && self.get(at(name)).is_some() {
-                    return Expected::Error("BUSYKEY".into());
+                    return Expected::error("BUSYKEY");
                 }
                 let ms: u64 = number(ms);
                 let expires_at_ms = (ms > 0).then(|| now.wall_ms() + ms);
                 self.replace(now, at(name), Value::text(value.as_bytes(), expires_at_ms));
-                Expected::Ok
+                Expected::OK
             }
             ["LPUSH", name, _] => match self.get(at(name)) {
-                Some(Value { text: Some(_), .. }) => Expected::Error("WRONGTYPE".into()),
+                Some(Value { text: Some(_), .. }) => Expected::error("WRONGTYPE"),
                 there => {
                     if there.is_none() {
                         self.put(at(name), Value { text: None, expires_at_ms: None });
                     }
-                    Expected::SomeInt
+                    Expected::Any
                 }
             },
             [flush @ ("FLUSHDB" | "FLUSHALL"), ..] => {
                 self.server.flush(now, (flush == "FLUSHDB").then_some(db));
-                Expected::Ok
+                Expected::OK
             }
             ["SWAPDB", ..] => {
                 let all: Vec<_> =
@@ -413,7 +445,7 @@ impl Model {
                     self.put((1 - db, key), value);
                 }
                 self.server.node.handle_event(now, &ServerEvent::Swap(0, 1));
-                Expected::Ok
+                Expected::OK
             }
             _ => panic!("{words:?} is no command"),
         }
@@ -454,7 +486,7 @@ impl Model {
 
     fn expire(&mut self, now: Now, place: Place, ms: i64) -> Expected {
         let value = self.server.keys.get_mut(place.0, place.1.as_bytes());
-        let Some(value) = value else { return Expected::Int(0) };
+        let Some(value) = value else { return Expected::int(0) };
         if let Ok(ms @ 1..) = u64::try_from(ms) {
             value.expires_at_ms = Some(now.wall_ms() + ms);
             let value_bytes = value.text.as_ref().map(Name::len);
@@ -466,7 +498,7 @@ impl Model {
             let event = if is_expired { KeyEvent::Expired } else { KeyEvent::Removed };
             self.remove(now, place, event);
         }
-        Expected::Int(1)
+        Expected::int(1)
     }
 
     /// Removes a key that has expired, as the server does when it looks the key up.
@@ -533,7 +565,7 @@ impl Model {
             waiting.expected(self.server.node.unblock(waiting.blocked_id).reply)
         } else {
             self.disconnect(now, client);
-            Expected::Error("UNBLOCKED".into())
+            Expected::error("UNBLOCKED")
         };
         self.forget(client);
         let command = waiting.command;
@@ -574,8 +606,8 @@ impl Model {
         waiting.is_some_and(|waiting| self.server.keys.woken.contains(&waiting.blocked_id))
     }
 
-    /// The figures of `INFO lock` that the server must have, too.
-    pub(super) fn figures(&self) -> [(&'static str, u64); 9] {
+    /// Figures of `INFO lock`. The server must have the first [`FIGURES_OF_SERVER`], too.
+    pub(super) fn figures(&self) -> [(&'static str, u64); 13] {
         let (node, stats) = (&self.server.node, self.server.node.stats());
         [
             ("leases", node.leases() as u64),
@@ -587,13 +619,6 @@ impl Model {
             ("releases", stats.releases),
             ("revoked", stats.revoked),
             ("handovers", stats.handovers),
-        ]
-    }
-
-    /// The figures about ends and rescues of locks, which only tables compare.
-    pub(super) fn figures_of_ends(&self) -> [(&'static str, u64); 4] {
-        let stats = self.server.node.stats();
-        [
             ("ended_by_deadline", stats.ended_by_deadline),
             ("ended_by_operator", stats.ended_by_operator),
             ("saved_from_eviction", stats.saved_from_eviction),
@@ -634,9 +659,10 @@ impl Waiting {
                 let is_granted = |place: &&Place| key.is_none_or(|key| key == place.1);
                 let places = self.places.iter().filter(is_granted).copied().collect();
                 let mode = self.command.lock().map_or(Mode::Exclusive, |lock| lock.mode);
-                Expected::Fence { places, fence: fence.get(), waits: true, key, mode }
+                let fence = Expected::Fence { places, fence: fence.get(), mode };
+                Expected::granted(fence, true, key)
             }
-            WaitReply::Refused => Expected::Nil,
+            WaitReply::Refused => Expected::NIL,
             WaitReply::Failed(error) => Expected::Error(error_start(&error)),
         }
     }
@@ -662,6 +688,52 @@ fn keys_looked_up(db: u32, words: &[&str]) -> Vec<Place> {
         [_, name, ..] => vec![at(name)],
         _ => panic!("{words:?} is no command"),
     }
+}
+
+/// Returns the fields that describe the lock on a key, except those about connections.
+fn fields(place: Place, inspected: &Inspected) -> Vec<(&'static str, Expected)> {
+    let Inspected { holder, waiters, queue } = inspected;
+    let label = |owner: &Option<Box<[u8]>>| {
+        owner.as_ref().map_or(Reply::Nil, |owner| Reply::BulkString(owner.to_vec()))
+    };
+    let mut fields = Vec::new();
+    match holder {
+        Holder::Foreign { ttl_ms } => fields.extend([
+            ("mode", Expected::text(b"foreign")),
+            ("holders", Expected::int(1)),
+            ("owner", Expected::NIL),
+            ("fence", Expected::NIL),
+            ("ttl", ttl_ms.map_or(Expected::int(-1), Expected::Near)),
+            ("held", Expected::NIL),
+            ("keys", Expected::int(1)),
+            ("revoked", Expected::int(0)),
+        ]),
+        Holder::Lease { owners, holders, fence, ttl_ms, held_ms, mode, keys, revoked } => {
+            let labels: Vec<_> = owners.iter().map(label).collect();
+            let is_shared = *mode == Mode::Shared;
+            let (places, fence, mode) = (vec![place], fence.get(), *mode);
+            fields.extend([
+                ("mode", Expected::text(if is_shared { b"shared" } else { b"exclusive" })),
+                ("holders", Expected::int(*holders)),
+                (
+                    "owner",
+                    match &labels[..] {
+                        [owner] if *holders == 1 => Expected::Is(owner.clone()),
+                        _ => Expected::Is(Reply::Array(labels)),
+                    },
+                ),
+                ("fence", Expected::Fence { places, fence, mode }),
+                ("ttl", Expected::Near(*ttl_ms)),
+                ("held", Expected::Near(*held_ms)),
+                ("keys", Expected::int(*keys)),
+                ("revoked", Expected::int(*revoked)),
+            ]);
+        }
+    }
+    let labels = queue.iter().map(|waiter| label(&waiter.owner));
+    fields.push(("waiters", Expected::int(*waiters)));
+    fields.push(("queue", Expected::Is(Reply::Array(labels.collect()))));
+    fields
 }
 
 /// Returns the first time at which a key with this expiry is gone.

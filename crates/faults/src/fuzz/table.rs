@@ -19,19 +19,20 @@
 //! - `granted` has a larger fence than all earlier grants, `again` the same one as before.
 //!   `extended` keeps the fence, `raised` raises it.
 //! - `alpha: VALUE`: what the key holds: a string, `none`, a `list`, or the value of a mirror that
-//!   no client knows, `unknown`. `expires 500` and `persists` may follow.
+//!   no client knows, `unknown`. `expires=500` or `persists` may follow.
 //! - `pass 500`: milliseconds. `clock -500`: a step of the wall clock. `disconnect 2`, `evict`,
 //!   `reload`, `restart`: what happens to a client or to the server.
-//! - `stats: NAME NUMBER`: figures of `INFO lock`. `limits: MAX_TTL_MS MAX_WAITERS`.
+//! - `stats: NAME=NUMBER`: figures of `INFO lock`. `limits: MAX_TTL_MS MAX_WAITERS`.
 
 use std::collections::BTreeMap;
 
-use quorlock_core::node::{Inspected, Mode};
-use redis::Value;
+use quorlock_core::node::Mode;
+use quorlock_core::node::memory_server::Value;
+use redis::Value as Reply;
 
 use super::command::{Command, Packet, Place, Step, Wrap, client, key, number};
-use super::model::{Answer, Expected, Limits, Model};
-use super::view::{fields, is_drawn};
+use super::model::{Expected, Limits, Model};
+use super::view::is_drawn;
 
 /// A claim, and the steps that show it.
 #[derive(Clone, Debug)]
@@ -196,105 +197,88 @@ impl Fences {
         }
     }
 
-    /// An answer, as tables write it.
-    pub(super) fn shown(&mut self, Answer { command, expected, .. }: &Answer) -> String {
-        match expected {
-            Expected::Blocked => "waits".into(),
-            Expected::Nil => "nil".into(),
-            Expected::Ok => "OK".into(),
-            Expected::Int(int) => int.to_string(),
-            Expected::SomeInt => "an integer".into(),
-            Expected::Bulk(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-            Expected::Error(error) => error.clone(),
-            Expected::Fence { places, fence, key, mode, .. } => {
-                let word = self.word(places, *fence, *mode, command);
-                key.map_or(word.to_owned(), |key| format!("{word} {key}"))
+    /// An answer to a command, as tables write it.
+    pub(super) fn shown(&mut self, expected: &Expected, command: &Command) -> String {
+        let shown: Vec<_> = match expected {
+            Expected::Blocked => return "waits".into(),
+            Expected::Any => return "any".into(),
+            Expected::Is(value) => return shown_reply(value),
+            Expected::Near(ms) => return ms.to_string(),
+            Expected::Error(error) => return error.clone(),
+            Expected::Fence { places, fence, mode } => {
+                return self.word(places, *fence, *mode, command).into();
             }
-            Expected::Inspected(_, inspected) => shown_fields(inspected),
-            Expected::Scanned(locks) if locks.is_empty() => "no lock".into(),
-            Expected::Scanned(locks) => {
-                locks.iter().map(|((_, key), _)| *key).collect::<Vec<_>>().join(" ")
+            Expected::Set(items) if items.is_empty() => return "no lock".into(),
+            Expected::Array(items) | Expected::Set(items) => {
+                let items = items.iter().filter(|item| **item != Expected::Any);
+                items.map(|item| self.shown(item, command)).collect()
             }
-        }
+            // A key stands for its lock.
+            Expected::Fields(fields) if fields[0].0 == "key" => {
+                return self.shown(&fields[0].1, command);
+            }
+            Expected::Fields(fields) => {
+                let fields = fields.iter().filter(|(name, _)| *name != "fence");
+                fields
+                    .map(|(name, field)| format!("{name}={}", self.shown(field, command)))
+                    .collect()
+            }
+        };
+        shown.join(" ")
     }
 }
 
-fn shown_fields(inspected: &Inspected) -> String {
-    fn shown(value: &Value) -> String {
-        match value {
-            Value::Nil => "-".into(),
-            Value::Int(int) => int.to_string(),
-            Value::BulkString(text) => String::from_utf8_lossy(text).into_owned(),
-            Value::Array(values) => values.iter().map(shown).collect::<Vec<_>>().join(","),
-            other => format!("{other:?}"),
-        }
+fn shown_reply(value: &Reply) -> String {
+    match value {
+        Reply::Nil => "nil".into(),
+        Reply::Okay => "OK".into(),
+        Reply::Int(int) => int.to_string(),
+        Reply::BulkString(text) => String::from_utf8_lossy(text).into_owned(),
+        Reply::Array(values) => values.iter().map(shown_reply).collect::<Vec<_>>().join(","),
+        other => format!("{other:?}"),
     }
-    let fields = fields(inspected);
-    let fields = fields.iter().map(|(name, value)| format!("{name}={}", shown(value)));
-    fields.collect::<Vec<_>>().join(" ")
 }
 
-/// Returns whether an answer is the one that a table expects. Times may be this much shorter, or
-/// for `held` longer.
+/// Returns whether an answer is the one that a table expects.
 pub(super) fn is_expected(expected: &str, shown: &str, late_ms: u64) -> bool {
-    if !expected.contains('=') {
-        let is_error = shown.starts_with(|first: char| first.is_ascii_uppercase());
-        return expected == shown
-            || is_error && !expected.is_empty() && shown.starts_with(expected);
+    if expected.contains('=') {
+        return has_fields(expected, shown, late_ms);
     }
+    let is_error = shown.starts_with(|first: char| first.is_ascii_uppercase());
+    expected == shown || is_error && !expected.is_empty() && shown.starts_with(expected)
+}
+
+/// Returns whether all expected fields are shown. Times may differ by this much.
+pub(super) fn has_fields(expected: &str, shown: &str, late_ms: u64) -> bool {
     let is_near = |field: &str, found: &str| {
-        let Some((name @ ("ttl" | "held"), expected)) = field.split_once('=') else { return false };
-        let Some(found) = found.strip_prefix(name).and_then(|rest| rest.strip_prefix('=')) else {
+        let (Some((name, expected)), Some((other, found))) =
+            (field.split_once('='), found.split_once('='))
+        else {
             return false;
         };
-        let (expected, found): (i64, i64) = (number(expected), number(found));
-        expected.abs_diff(found) <= late_ms
+        let is_time = name == other && ["ttl", "held", "expires"].contains(&name);
+        is_time && number::<i64>(expected).abs_diff(number(found)) <= late_ms
     };
     expected
         .split(' ')
         .all(|field| shown.split(' ').any(|found| found == field || is_near(field, found)))
 }
 
-/// Compares what the model has under a key with what a table says. Returns the difference.
-pub(super) fn key_differs(
-    model: &Model,
-    wall_ms: u64,
-    place: Place,
-    holds: &str,
-    late_ms: u64,
-) -> Option<String> {
-    let mut words = holds.split(' ');
-    let value = model.get(place);
-    let text = match value {
-        None => "none".into(),
-        Some(value) => value
-            .text
-            .as_ref()
-            .map_or("list".into(), |text| String::from_utf8_lossy(text).into_owned()),
+/// What the model has under a key, as tables write it.
+pub(super) fn shown_value(model: &Model, wall_ms: u64, place: Place) -> String {
+    let Some(Value { text, expires_at_ms }) = model.get(place) else { return "none".into() };
+    let text = match text {
+        None => "list".into(),
+        Some(text) if is_drawn(text) => "unknown".into(),
+        Some(text) => String::from_utf8_lossy(text),
     };
-    let expires_at_ms = value.and_then(|value| value.expires_at_ms);
-    let expected = words.next().unwrap_or_default();
-    let is_text = expected == text || expected == "unknown" && is_drawn(text.as_bytes());
-    let is_expiry = match (words.next(), words.next()) {
-        (None, _) => true,
-        (Some("persists"), _) => expires_at_ms.is_none(),
-        (Some("expires"), Some(ms)) => {
-            let left_ms = expires_at_ms.unwrap_or(u64::MAX).saturating_sub(wall_ms);
-            left_ms.abs_diff(number(ms)) <= late_ms + 1
-        }
-        _ => panic!("{holds:?}"),
-    };
-    let left_ms = expires_at_ms.map(|at| i128::from(at) - i128::from(wall_ms));
-    (!is_text || !is_expiry).then(|| format!("it holds {text}, and expires in {left_ms:?} ms"))
+    match expires_at_ms {
+        None => format!("{text} persists"),
+        Some(at_ms) => format!("{text} expires={}", at_ms.saturating_sub(wall_ms)),
+    }
 }
 
-/// Compares figures with those of the model. Returns the difference.
-pub(super) fn figures_differ(model: &Model, figures: &str) -> Option<String> {
-    let known: Vec<_> = model.figures().into_iter().chain(model.figures_of_ends()).collect();
-    let words: Vec<_> = figures.split_whitespace().collect();
-    words.chunks_exact(2).find_map(|pair| {
-        let named = known.iter().find(|(name, _)| *name == pair[0]);
-        let (_, found) = *named.unwrap_or_else(|| panic!("{:?} is no figure", pair[0]));
-        (found != number::<u64>(pair[1])).then(|| format!("{} is {found}", pair[0]))
-    })
+/// The figures of the model, as tables write them.
+pub(super) fn shown_figures(model: &Model) -> String {
+    model.figures().map(|(name, figure)| format!("{name}={figure}")).join(" ")
 }

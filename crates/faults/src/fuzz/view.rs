@@ -1,13 +1,14 @@
 use std::collections::BTreeMap;
-use std::slice;
 
 use quorlock_core::node::memory_server::{Name, Value as Stored};
-use quorlock_core::node::{Holder, Inspected, Mode, Now};
+use quorlock_core::node::{Mode, Now};
 use redis::Value;
 
 use super::command::{DBS, KEYS, Place, places};
-use super::episode::{Outcome, Trouble};
-use super::model::{Expected, Model, UNKNOWN, UNKNOWN_BYTES, is_error, shown_key};
+use super::episode::{Outcome, differ};
+use super::model::{
+    Expected, FIGURES_OF_SERVER, Model, UNKNOWN, UNKNOWN_BYTES, is_error, shown_key,
+};
 use super::wire::{Words, words};
 
 /// Allowed difference of a lock's `ttl` and `held` from the model, in milliseconds.
@@ -71,78 +72,48 @@ pub(super) fn compare(
     reply: &Value,
     offsets: &mut Offsets,
 ) -> Result<(), String> {
-    let compared = match (expected, reply) {
-        (Expected::Nil, Value::Nil)
-        | (Expected::SomeInt, Value::Int(_))
-        | (Expected::Ok, Value::Okay) => Ok(()),
-        (Expected::Int(expected), Value::Int(int)) if expected == int => Ok(()),
-        (Expected::Bulk(expected), Value::BulkString(bulk)) if same_value(expected, bulk) => Ok(()),
-        (Expected::Error(expected), Value::ServerError(error)) => {
+    let agrees = match (expected, reply) {
+        (Expected::Any, Value::Int(0..)) => true,
+        (Expected::Is(Value::BulkString(text)), Value::BulkString(found)) => {
+            same_value(text, found)
+        }
+        (Expected::Is(value), found) => value == found,
+        (Expected::Near(ms), Value::Int(found @ 0..)) => {
+            ms.abs_diff(found.unsigned_abs()) <= TTL_TOLERANCE_MS + offsets.apart_ms
+        }
+        (Expected::Error(start), Value::ServerError(error)) => {
             let error = format!("{} {}", error.code(), error.details().unwrap_or_default());
-            if is_error(expected, &error) { Ok(()) } else { Err("another error".into()) }
+            is_error(start, &error)
         }
-        (Expected::Fence { places, fence, waits, key, mode }, reply) => {
-            granted_fence(reply, *waits, *key).and_then(|of_server| match mode {
-                Mode::Shared => Ok(()),
-                Mode::Exclusive => {
-                    places.iter().try_for_each(|place| offsets.see(*place, *fence, of_server))
-                }
-            })
+        (Expected::Fence { mode: Mode::Shared, .. }, Value::Int(1..)) => true,
+        (Expected::Fence { places, fence, .. }, Value::Int(found @ 1..)) => {
+            for place in places {
+                offsets.see(*place, *fence, found.unsigned_abs())?;
+            }
+            true
         }
-        (Expected::Inspected(place, inspected), Value::Array(fields)) => {
-            compare_inspected(*place, inspected, fields, offsets)
+        (Expected::Array(items), Value::Array(found)) if items.len() == found.len() => {
+            let mut pairs = items.iter().zip(found);
+            return pairs.try_for_each(|(item, found)| compare(item, found, offsets));
         }
-        (Expected::Scanned(locks), reply) => compare_scanned(locks, reply, offsets),
-        _ => Err("another reply".into()),
+        (Expected::Set(items), Value::Array(found)) if items.len() == found.len() => {
+            let mut is_found =
+                |item| found.iter().any(|found| compare(item, found, offsets).is_ok());
+            items.iter().all(|item| is_found(item))
+        }
+        (Expected::Fields(fields), Value::Array(found)) => {
+            return fields.iter().try_for_each(|(name, field)| {
+                let named = |pair: &&[Value]| pair[0] == Value::BulkString((*name).into());
+                let pair = found.chunks_exact(2).find(named).ok_or(format!("no {name}"))?;
+                compare(field, &pair[1], offsets).map_err(|why| format!("{name}: {why}"))
+            });
+        }
+        _ => false,
     };
-    compared.map_err(|why| {
-        format!("{why}: the server replied {reply:?}, the model expects {expected:?}")
-    })
-}
-
-/// Returns the fence in a reply to ACQUIRE or EXTEND. After WAIT, the waited time follows it, and
-/// then the granted key, if the reply names it.
-fn granted_fence(reply: &Value, waits: bool, key: Option<&str>) -> Result<u64, String> {
-    let mut items = match reply {
-        Value::Array(items) if waits || key.is_some() => items.iter(),
-        reply => slice::from_ref(reply).iter(),
-    };
-    let fence = match items.next() {
-        Some(Value::Int(fence @ 1..)) => fence.unsigned_abs(),
-        _ => return Err("no fence".into()),
-    };
-    if waits && !matches!(items.next(), Some(Value::Int(0..))) {
-        return Err("no waited time".into());
+    if agrees {
+        return Ok(());
     }
-    let is_key = |item: &Value, key: &str| *item == Value::BulkString(key.into());
-    match (items.next(), key) {
-        (None, None) => Ok(fence),
-        (Some(item), Some(key)) if is_key(item, key) && items.next().is_none() => Ok(fence),
-        _ => Err("another key".into()),
-    }
-}
-
-fn compare_scanned(
-    locks: &[(Place, Inspected)],
-    reply: &Value,
-    offsets: &mut Offsets,
-) -> Result<(), String> {
-    let differs = || "other locks".to_owned();
-    let Value::Array(reply) = reply else { return Err(differs()) };
-    let [Value::BulkString(cursor), Value::Array(found)] = &reply[..] else {
-        return Err(differs());
-    };
-    if cursor != b"0" || found.len() != locks.len() {
-        return Err(differs());
-    }
-    locks.iter().try_for_each(|(place, inspected)| {
-        let key = [Value::BulkString("key".into()), Value::BulkString(place.1.into())];
-        let fields = found.iter().find_map(|lock| match lock {
-            Value::Array(fields) => fields.strip_prefix(&key[..]),
-            _ => None,
-        });
-        compare_inspected(*place, inspected, fields.ok_or_else(differs)?, offsets)
-    })
+    Err(format!("the server replied {reply:?}, the model expects {expected:?}"))
 }
 
 /// Ignores the random value of a shared or revoked lock, but compares what APPEND added to it.
@@ -157,78 +128,6 @@ fn same_value(of_model: &[u8], of_server: &[u8]) -> bool {
 pub(super) fn is_drawn(value: &[u8]) -> bool {
     value.starts_with(UNKNOWN.as_bytes())
         || value.len() >= UNKNOWN_BYTES && value[..UNKNOWN_BYTES].iter().all(u8::is_ascii_hexdigit)
-}
-
-/// Returns the fields that the reply to INSPECT has for a lock, except those about connections.
-pub(super) fn fields(inspected: &Inspected) -> Vec<(&'static str, Value)> {
-    let text = |text: &str| Value::BulkString(text.into());
-    let label = |owner: &Option<Box<[u8]>>| match owner {
-        Some(owner) => Value::BulkString(owner.to_vec()),
-        None => Value::Nil,
-    };
-    let count = |number: usize| Value::Int(i64::try_from(number).unwrap_or(i64::MAX));
-    let ms = |number: u64| Value::Int(i64::try_from(number).unwrap_or(i64::MAX));
-    let mut fields = match &inspected.holder {
-        Holder::Foreign { ttl_ms } => vec![
-            ("mode", text("foreign")),
-            ("holders", count(1)),
-            ("owner", Value::Nil),
-            ("fence", Value::Nil),
-            ("ttl", ttl_ms.map_or(Value::Int(-1), ms)),
-            ("held", Value::Nil),
-            ("keys", count(1)),
-            ("revoked", count(0)),
-        ],
-        Holder::Lease { owners, holders, fence, ttl_ms, held_ms, mode, keys, revoked } => vec![
-            ("mode", text(if *mode == Mode::Shared { "shared" } else { "exclusive" })),
-            ("holders", count(*holders)),
-            (
-                "owner",
-                match &owners[..] {
-                    [owner] if *holders == 1 => label(owner),
-                    owners => Value::Array(owners.iter().map(label).collect()),
-                },
-            ),
-            ("fence", ms(fence.get())),
-            ("ttl", ms(*ttl_ms)),
-            ("held", ms(*held_ms)),
-            ("keys", count(*keys)),
-            ("revoked", count((*revoked).into())),
-        ],
-    };
-    fields.push(("waiters", count(inspected.waiters)));
-    let labels = inspected.queue.iter().map(|waiter| label(&waiter.owner));
-    fields.push(("queue", Value::Array(labels.collect())));
-    fields
-}
-
-fn compare_inspected(
-    place: Place,
-    inspected: &Inspected,
-    found: &[Value],
-    offsets: &mut Offsets,
-) -> Result<(), String> {
-    let tolerance_ms = TTL_TOLERANCE_MS + offsets.apart_ms;
-    let is_shared = matches!(&inspected.holder, Holder::Lease { mode: Mode::Shared, .. });
-    for (name, expected) in fields(inspected) {
-        let named = |pair: &&[Value]| pair[0] == Value::BulkString(name.into());
-        let found = found.chunks_exact(2).find(named).map(|pair| &pair[1]);
-        let agrees = match (name, &expected, found) {
-            ("fence", Value::Int(_), Some(Value::Int(1..))) if is_shared => true,
-            ("fence", Value::Int(of_model), Some(Value::Int(of_server @ 1..))) => {
-                offsets.see(place, of_model.unsigned_abs(), of_server.unsigned_abs())?;
-                true
-            }
-            ("ttl" | "held", Value::Int(expected @ 0..), Some(Value::Int(found @ 0..))) => {
-                expected.abs_diff(*found) <= tolerance_ms
-            }
-            (_, expected, found) => found == Some(expected),
-        };
-        if !agrees {
-            return Err(format!("{name} differs"));
-        }
-    }
-    Ok(())
 }
 
 #[derive(Clone, Debug, Default)]
@@ -271,8 +170,7 @@ impl View {
                         (None, at)
                     }
                     other => {
-                        let what = format!("GET and PEXPIRETIME were answered {other:?}");
-                        return Err(Trouble::Difference(what));
+                        return differ(format!("GET and PEXPIRETIME were answered {other:?}"));
                     }
                 };
                 let expires_at_ms = u64::try_from(*expires_at_ms).ok();
@@ -324,7 +222,7 @@ impl View {
                 ));
             }
         }
-        model.figures().into_iter().find_map(|(name, expected)| {
+        model.figures().into_iter().take(FIGURES_OF_SERVER).find_map(|(name, expected)| {
             let found = self.figures.get(name).copied();
             (found != Some(expected))
                 .then(|| format!("INFO lock: {name} is {found:?}, in the model {expected}"))
@@ -362,7 +260,10 @@ mod tests {
         let scanned =
             |locks| Value::Array(vec![Value::BulkString("0".into()), Value::Array(locks)]);
         let unknown = ["key", "unknown"].map(|text| Value::BulkString(text.into()));
-        let expected = Expected::Scanned(Vec::new());
+        let expected = Expected::Array(vec![
+            Expected::Is(Value::BulkString("0".into())),
+            Expected::Set(vec![]),
+        ]);
         assert!(agrees(&expected, &scanned(Vec::new())));
         assert!(!agrees(&expected, &scanned(vec![Value::Array(unknown.into())])));
         assert!(!agrees(&expected, &scanned(vec![Value::Nil])));
@@ -372,7 +273,7 @@ mod tests {
     fn fence_that_is_not_positive_differs() {
         for mode in [Mode::Exclusive, Mode::Shared] {
             let places = vec![(0, KEYS[0])];
-            let expected = Expected::Fence { places, fence: 1, waits: false, key: None, mode };
+            let expected = Expected::Fence { places, fence: 1, mode };
             for (fence, is_valid) in [(1, true), (0, false), (-1, false)] {
                 assert_eq!(agrees(&expected, &Value::Int(fence)), is_valid, "{mode:?} {fence}");
             }

@@ -9,7 +9,7 @@ use rand::seq::{IndexedRandom as _, index};
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::clients::RunState;
-use super::{CHECK_INTERVAL, Counts, Kind, MAX_TTL, NETWORKS, NODES, Plan};
+use super::{CHECK_INTERVAL, Kind, MAX_TTL, NETWORKS, NODES, Plan};
 
 /// Number of nodes whose clocks may be very wrong: fewer than half, because fences need a
 /// majority whose clocks agree within `lock.max-clock-skew`.
@@ -60,11 +60,11 @@ pub(super) fn inject_at_random(
     plan: Plan,
     state: &RunState,
     mut goes_on: impl FnMut(Duration) -> bool,
-) -> Result<Counts> {
+) -> Result<()> {
     let mut rng = StdRng::seed_from_u64(plan.seed);
     // Longest time between the starts of two incidents.
     let pause_max = Duration::from_millis(if plan.kind == Kind::Exclusive { 400 } else { 800 });
-    let (mut counts, mut saved) = (Counts::default(), 0);
+    let mut saved = 0;
     let began = Instant::now();
     let mut next_at = began + rng.random_range(Duration::ZERO..=pause_max);
     while goes_on(began.elapsed()) {
@@ -80,7 +80,8 @@ pub(super) fn inject_at_random(
                 let saved_by = |&node: &usize| fleet.nodes[node].saved_leases();
                 saved += incident.nodes.iter().map(saved_by).sum::<u64>();
             }
-            counts.add(incident.accident.name(), fleet.inject(incident)?);
+            let (name, hits) = (incident.accident.name(), fleet.inject(incident)?);
+            state.record().accidents.add(name, hits);
             next_at = Instant::now() + rng.random_range(Duration::ZERO..=pause_max);
         }
         let wake_at = fleet.next_recovery().into_iter().chain([next_at]).min();
@@ -91,7 +92,7 @@ pub(super) fn inject_at_random(
     fleet.recover_all()?;
     saved += fleet.nodes.iter().map(FleetNode::saved_leases).sum::<u64>();
     state.record().counts.add("leases that outlived their keys", usize::try_from(saved)?);
-    Ok(counts)
+    Ok(())
 }
 
 fn draw(kind: Kind, rng: &mut StdRng) -> Incident {

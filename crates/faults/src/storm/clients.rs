@@ -24,14 +24,21 @@ pub(super) struct RunState {
     pub(super) stop: AtomicBool,
 }
 
-/// What the clients saw.
+/// What happened to the nodes, and what the clients saw.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Record {
-    pub(super) holds: Vec<Hold>,
+pub struct Record {
+    /// When the accidents began, by the clock of [`now`].
+    pub(super) began: Duration,
+    pub accidents: Counts,
+    /// For each node: the rate of locks without it, as a fraction of the rate with all nodes.
+    /// Empty unless the course is `OneDown` or `OnePaused`.
+    pub without_one: Vec<f64>,
+    pub holds: Vec<Hold>,
     /// How long writers and clients of the semaphore waited, from the call to the lock.
     pub(super) waits: Vec<Duration>,
     /// Calls that ended without a lock, by reason.
-    pub(super) failed_calls: Counts,
+    pub failed_calls: Counts,
+    /// Other things that happened.
     pub(super) counts: Counts,
 }
 

@@ -27,6 +27,7 @@ use quorlock_testkit::{Accident, Disk, Fleet, Server};
 use redis::cmd;
 
 use self::accidents::inject_at_random;
+pub use self::clients::Record;
 use self::clients::RunState;
 pub use self::outcome::{Counts, Outcome};
 use crate::history::{Mode, now};
@@ -136,12 +137,11 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Outcome>
             (Protected::No, _) => baseline::run(plan, &networks[0], &state),
         }
     });
-    let ended = run_course(&mut fleet, plan, &state, progress).map(|course| (course, now()));
+    let ended = run_course(&mut fleet, plan, &state, progress).map(|()| now());
     state.stop.store(true, Ordering::Relaxed);
     result_of(clients.join()).context("clients")?;
-    let (CourseResult { began, accidents, without_one }, ended) = ended?;
     let record = std::mem::take(&mut *state.record());
-    Ok(Outcome::new(plan, record, accidents, without_one, (began, ended)))
+    Ok(Outcome::new(plan, record, ended?))
 }
 
 /// Starts brand-new nodes, which vote at once. Unless the plan is the baseline of
@@ -167,19 +167,12 @@ fn start(plan: Plan) -> Result<Fleet> {
     Ok(fleet)
 }
 
-struct CourseResult {
-    began: Duration,
-    accidents: Counts,
-    /// For each node: the rate of locks without it, as a fraction of the rate with all nodes.
-    without_one: Vec<f64>,
-}
-
 fn run_course(
     fleet: &mut Fleet,
     plan: Plan,
     state: &RunState,
     mut progress: impl FnMut(Duration, usize),
-) -> Result<CourseResult> {
+) -> Result<()> {
     let shows_harm = || plan.protected == Protected::No && outcome::has_harm(plan, state);
     if plan.is_orderly() {
         let started = Instant::now();
@@ -190,7 +183,7 @@ fn run_course(
         // The first waits also open wait connections.
         state.record().waits.clear();
     }
-    let began = now();
+    state.record().began = now();
     let mut report_at = PROGRESS_INTERVAL;
     let mut goes_on = |elapsed: Duration| {
         if elapsed >= report_at {
@@ -202,36 +195,28 @@ fn run_course(
             && !plan.has_all_modes(state);
         (elapsed < plan.duration || needs_modes) && !shows_harm()
     };
-    let (accidents, without_one) = match plan.course {
+    match plan.course {
         Course::Calm => {
             let began = Instant::now();
             while goes_on(began.elapsed()) {
                 thread::sleep(CHECK_INTERVAL);
             }
-            (Counts::default(), Vec::new())
+            Ok(())
         }
-        Course::OneDown => stop_each(fleet, plan, Accident::Kill(Disk::Kept), state)?,
-        Course::OnePaused => stop_each(fleet, plan, Accident::Pause, state)?,
-        Course::Accidents => (inject_at_random(fleet, plan, state, goes_on)?, Vec::new()),
-    };
-    Ok(CourseResult { began, accidents, without_one })
+        Course::OneDown => stop_each(fleet, plan, Accident::Kill(Disk::Kept), state),
+        Course::OnePaused => stop_each(fleet, plan, Accident::Pause, state),
+        Course::Accidents => inject_at_random(fleet, plan, state, goes_on),
+    }
 }
 
-/// Stops one node after the other. Returns the accidents, and for each node the rate of locks
-/// without it, as a fraction of the rate before.
-fn stop_each(
-    fleet: &mut Fleet,
-    plan: Plan,
-    accident: Accident,
-    state: &RunState,
-) -> Result<(Counts, Vec<f64>)> {
+/// Stops one node after the other, and compares the rates of locks with it and without it.
+fn stop_each(fleet: &mut Fleet, plan: Plan, accident: Accident, state: &RunState) -> Result<()> {
     let part = plan.duration / u32::try_from(2 * NODES)?;
     let count_in_part = || {
         let from = now();
         thread::sleep(part);
         state.record().holds.iter().filter(|hold| (from..now()).contains(&hold.from)).count()
     };
-    let (mut counts, mut ratios) = (Counts::default(), Vec::new());
     for node in &mut fleet.nodes {
         let started = Instant::now();
         let before = loop {
@@ -241,7 +226,6 @@ fn stop_each(
             }
         };
         ensure!(node.inject(accident, 0)?, "the accident was not injected");
-        counts.add(accident.name(), 1);
         let without = count_in_part();
         node.recover(accident, 0)?;
         let recovered = Instant::now();
@@ -249,9 +233,11 @@ fn stop_each(
             ensure!(recovered.elapsed() < LIMIT, "a node does not vote again");
             thread::sleep(CHECK_INTERVAL);
         }
-        ratios.push(ratio(without, before));
+        let mut record = state.record();
+        record.accidents.add(accident.name(), 1);
+        record.without_one.push(ratio(without, before));
     }
-    Ok((counts, ratios))
+    Ok(())
 }
 
 fn votes(server: &Server) -> Result<bool> {

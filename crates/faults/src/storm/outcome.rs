@@ -48,21 +48,12 @@ impl fmt::Display for Counts {
 #[derive(Debug)]
 pub struct Outcome {
     pub plan: Plan,
-    pub accidents: Counts,
-    pub holds: Vec<Hold>,
-    pub failed_calls: Counts,
-    /// Other things that happened.
-    pub counts: Counts,
-    pub took: Duration,
-    /// Waits of writers, or of clients of the semaphore: the mean and the longest.
-    pub waits: (Duration, Duration),
+    pub record: Record,
+    took: Duration,
     /// The longest time without a grant.
     pub longest_gap: Duration,
     /// The most holders at the same time: of all that may share.
     pub most_at_once: usize,
-    /// For each node: the rate of locks without it, as a fraction of the rate with all nodes.
-    /// Empty unless the course is `OneDown` or `OnePaused`.
-    pub without_one: Vec<f64>,
     /// Violations that no accident excuses.
     pub harm: Vec<String>,
 }
@@ -91,42 +82,36 @@ fn harm(plan: Plan, holds: &[Hold]) -> Vec<String> {
 }
 
 impl Outcome {
-    pub(super) fn new(
-        plan: Plan,
-        record: Record,
-        accidents: Counts,
-        without_one: Vec<f64>,
-        (began, ended): (Duration, Duration),
-    ) -> Self {
-        let Record { holds, waits, failed_calls, counts } = record;
-        let longest = waits.iter().max().copied().unwrap_or_default();
-        let number = u32::try_from(waits.len().max(1)).unwrap_or(u32::MAX);
-        let mean = waits.iter().sum::<Duration>() / number;
+    pub(super) fn new(plan: Plan, record: Record, ended: Duration) -> Self {
+        let holds = &record.holds;
         let may_share = |hold: &&Hold| plan.kind == Kind::Permits || hold.mode == Mode::Shared;
         Self {
             plan,
-            accidents,
-            took: ended.saturating_sub(began),
-            waits: (mean, longest),
-            failed_calls,
-            counts,
-            longest_gap: longest_gap(&holds, began, ended),
+            took: ended.saturating_sub(record.began),
+            longest_gap: longest_gap(holds, record.began, ended),
             most_at_once: most_at_once(holds.iter().filter(may_share)),
-            harm: harm(plan, &holds),
-            without_one,
-            holds,
+            harm: harm(plan, holds),
+            record,
         }
+    }
+
+    /// Returns the mean and the longest wait of writers, or of clients of the semaphore.
+    fn waits(&self) -> (Duration, Duration) {
+        let waits = &self.record.waits;
+        let number = u32::try_from(waits.len().max(1)).unwrap_or(u32::MAX);
+        (waits.iter().sum::<Duration>() / number, waits.iter().max().copied().unwrap_or_default())
     }
 
     /// Returns the longest wait as a multiple of the mean; infinite if no call waited.
     fn wait_ratio(&self) -> f64 {
-        let (mean, longest) = self.waits;
+        let (mean, longest) = self.waits();
         if mean.is_zero() { f64::INFINITY } else { longest.as_secs_f64() / mean.as_secs_f64() }
     }
 
     #[expect(clippy::cast_precision_loss, reason = "there are few nodes")]
     fn mean_without_one(&self) -> f64 {
-        self.without_one.iter().sum::<f64>() / self.without_one.len() as f64
+        let rates = &self.record.without_one;
+        rates.iter().sum::<f64>() / rates.len() as f64
     }
 
     /// Returns what is wrong with the storm.
@@ -138,17 +123,17 @@ impl Outcome {
         let Plan { kind, course, seed, protected, .. } = self.plan;
         let without_harm = protected == Protected::No && self.harm.is_empty();
         let mut found = vec![
-            (self.holds.is_empty(), "no lock was granted: the storm proves nothing".into()),
+            (self.record.holds.is_empty(), "no lock was granted: the storm proves nothing".into()),
             (without_harm, "no harm without the protection: the storm proves nothing".into()),
         ];
         if protected == Protected::Yes {
             found.extend(
                 self.harm.iter().take(1).map(|harm| (true, format!("{harm}; seed {seed}"))),
             );
-            let lacks_accidents = course != Course::Calm && self.accidents.is_empty();
+            let lacks_accidents = course != Course::Calm && self.record.accidents.is_empty();
             let is_alone = matches!(kind, Kind::Shared | Kind::Permits) && self.most_at_once < 2;
             let is_orderly = self.plan.is_orderly();
-            let (ratio, failed) = (self.wait_ratio(), &self.failed_calls);
+            let (ratio, failed) = (self.wait_ratio(), &self.record.failed_calls);
             let is_unfair =
                 kind == Kind::Shared && course == Course::Calm && ratio > WAIT_RATIO_MAX;
             found.extend([
@@ -157,7 +142,7 @@ impl Outcome {
                 (is_orderly && !failed.is_empty(), format!("calls without a lock: {failed}")),
                 (is_unfair, format!("a writer waited {ratio:.1} × the mean")),
             ]);
-            let (gap, (_, wait)) = (self.longest_gap, self.waits);
+            let (gap, (_, wait)) = (self.longest_gap, self.waits());
             let no_lock = format!("no lock was granted for {gap:?}");
             if matches!(course, Course::OneDown | Course::OnePaused) {
                 let rate = self.mean_without_one();
@@ -174,7 +159,7 @@ impl Outcome {
     }
 
     pub fn count(&self, mode: Mode) -> usize {
-        self.holds.iter().filter(|hold| hold.mode == mode).count()
+        self.record.holds.iter().filter(|hold| hold.mode == mode).count()
     }
 }
 
@@ -184,22 +169,23 @@ impl fmt::Display for Outcome {
         let rule = if protected == Protected::No { ", without the protection" } else { "" };
         let seconds = self.took.as_secs_f64();
         writeln!(f, "{kind:?}, {course:?}{rule}: {seconds:.0} s, seed {seed}")?;
-        writeln!(f, "  accidents: {}", self.accidents)?;
+        let Record { accidents, without_one, failed_calls, counts, .. } = &self.record;
+        writeln!(f, "  accidents: {accidents}")?;
         let modes = [Mode::Exclusive, Mode::Downgraded, Mode::Shared];
         let [exclusive, downgraded, shared] = modes.map(|mode| self.count(mode));
         write!(f, "  holds: {exclusive} exclusive, {downgraded} of them downgraded, ")?;
         writeln!(f, "and {shared} shared; up to {} sharing at once", self.most_at_once)?;
-        let ((mean, longest), gap_ms) = (self.waits, self.longest_gap.as_millis());
+        let ((mean, longest), gap_ms) = (self.waits(), self.longest_gap.as_millis());
         let [mean, longest] = [mean, longest].map(|wait| wait.as_secs_f64() * 1e3);
         let ratio = self.wait_ratio();
         writeln!(f, "  waits: {mean:.1} ms on average, {longest:.1} ms at most ({ratio:.1} ×)")?;
         writeln!(f, "  longest time without a grant: {gap_ms} ms")?;
-        if !self.without_one.is_empty() {
-            let each: Vec<_> = self.without_one.iter().map(|ratio| format!("{ratio:.2}")).collect();
+        if !without_one.is_empty() {
+            let each: Vec<_> = without_one.iter().map(|ratio| format!("{ratio:.2}")).collect();
             let (mean, each) = (self.mean_without_one(), each.join(", "));
             writeln!(f, "  rate with one node down or paused: {mean:.2} × ({each})")?;
         }
-        writeln!(f, "  calls without a lock: {}; also: {}", self.failed_calls, self.counts)?;
+        writeln!(f, "  calls without a lock: {failed_calls}; also: {counts}")?;
         writeln!(f, "  violations: {}", self.harm.len())?;
         self.harm.iter().take(10).try_for_each(|harm| writeln!(f, "    {harm}"))
     }
