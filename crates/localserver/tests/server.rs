@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -21,25 +21,6 @@ fn is_alive(pid: u32) -> bool {
 }
 
 #[test]
-fn killed_server_restarts_with_its_address_and_directory() {
-    for (builder, start) in
-        [(Server::builder(), "redis+unix:///"), (Server::builder().tcp(), "redis://127.0.0.1:")]
-    {
-        let mut server = builder.start().unwrap();
-        assert!(server.url().starts_with(start), "{}", server.url());
-        assert_eq!(ping(&server), "PONG");
-        let (url, dir, pid) = (server.url(), server.dir().to_path_buf(), server.pid());
-        server.kill();
-        assert!(!server.is_running() && !is_alive(pid));
-        assert!(server.try_connection().is_err(), "no server may listen at {url}");
-        server.restart().unwrap();
-        assert_ne!(server.pid(), pid);
-        assert_eq!((server.url(), server.dir()), (url, dir.as_path()));
-        assert_eq!(ping(&server), "PONG");
-    }
-}
-
-#[test]
 fn port_of_a_server_that_is_down_stays_reserved() {
     let mut server = Server::builder().tcp().start().unwrap();
     let port = server.port();
@@ -49,23 +30,6 @@ fn port_of_a_server_that_is_down_stays_reserved() {
     let refused = other.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::AddrInUse);
     server.restart().unwrap();
-    assert_eq!(ping(&server), "PONG");
-}
-
-#[test]
-fn paused_server_does_not_answer_until_it_is_resumed() {
-    let server = Server::builder().start().unwrap();
-    let mut connection = server.connection();
-    server.pause();
-    server.pause();
-    let state = fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap();
-    assert_eq!(state.rsplit(") ").next().unwrap().chars().next(), Some('T'), "{state}");
-    assert!(server.is_running());
-    connection.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-    connection.send_packed_command(&redis::cmd("PING").get_packed_command()).unwrap();
-    assert!(connection.recv_response().unwrap_err().is_timeout());
-
-    server.resume();
     assert_eq!(ping(&server), "PONG");
 }
 
@@ -103,35 +67,6 @@ fn dropped_server_leaves_no_process_and_no_temporary_directory() {
 }
 
 #[test]
-fn chosen_directory_stays_with_its_files() {
-    let chosen = tempfile::tempdir().unwrap();
-    let dir = chosen.path().join("made");
-    let server = Server::builder().dir(&dir).start().unwrap();
-    redis::cmd("SET").arg("key").arg("kept").exec(&mut server.connection()).unwrap();
-    redis::cmd("SAVE").exec(&mut server.connection()).unwrap();
-    drop(server);
-    let server = Server::builder().dir(&dir).start().unwrap();
-    let value: String = redis::cmd("GET").arg("key").query(&mut server.connection()).unwrap();
-    assert_eq!(value, "kept");
-}
-
-#[test]
-fn directives_override_defaults_and_can_change_between_restarts() {
-    let appendonly = |server: &Server| {
-        let answer =
-            redis::cmd("CONFIG").arg("GET").arg("appendonly").query(&mut server.connection());
-        let [_, value]: [String; 2] = answer.expect("the server answers");
-        value
-    };
-    let mut server = Server::builder().arg("appendonly", "yes").start().unwrap();
-    assert_eq!(appendonly(&server), "yes");
-    server.set_arg("appendonly", "no");
-    assert_eq!(appendonly(&server), "yes");
-    server.restart().unwrap();
-    assert_eq!(appendonly(&server), "no");
-}
-
-#[test]
 fn server_that_is_still_loading_is_not_yet_started() {
     let mut server = Server::builder().start().unwrap();
     let mut connection = server.connection();
@@ -165,41 +100,10 @@ fn failed_start_is_reported_at_once_with_its_own_log() {
 }
 
 #[test]
-fn port_that_is_taken_is_reported() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let error = Server::builder().tcp_port(port).start().unwrap_err();
-    assert!(error.to_string().contains(&port.to_string()), "{error}");
-}
-
-#[test]
 fn directory_too_deep_for_a_socket_is_reported() {
     let chosen = tempfile::tempdir().unwrap();
     let error = Server::builder().dir(chosen.path().join("d".repeat(100))).start().unwrap_err();
     assert!(matches!(error, StartError::SocketPathTooLong { .. }), "{error}");
-}
-
-#[test]
-fn program_that_does_not_exist_is_reported() {
-    let error = Server::builder().binary("/nowhere/redis-server").start().unwrap_err();
-    assert!(matches!(error, StartError::Spawn { .. }), "{error}");
-}
-
-#[test]
-fn nodes_are_independent_and_each_has_an_address() {
-    let mut nodes = Nodes::start_with(3, |_, builder| builder.without_module()).unwrap();
-    assert_eq!(nodes.len(), 3);
-    let mut urls = nodes.urls();
-    urls.sort();
-    urls.dedup();
-    assert_eq!(urls.len(), 3);
-    nodes[1].kill();
-    let running: Vec<_> = nodes.iter().map(Server::is_running).collect();
-    assert_eq!(running, [true, false, true]);
-    for node in &mut nodes {
-        node.restart().unwrap();
-    }
-    assert!(nodes.iter().all(Server::is_running));
 }
 
 #[test]

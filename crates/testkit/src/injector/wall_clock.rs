@@ -3,12 +3,11 @@
 
 use std::fs::File;
 use std::io;
-use std::process::Command;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use quorlock_localserver::{Server, StartHook as _};
+use quorlock_localserver::Server;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::Preload;
@@ -81,13 +80,6 @@ impl WallClock {
     /// Returns whether the server, if it runs, was started with this clock.
     pub fn is_read_by(&self, server: &Server) -> bool {
         !server.is_running() || self.preload.is_loaded_by(server.pid()).unwrap_or(false)
-    }
-
-    /// Lets a program that is not a [`Server`] read this clock.
-    ///
-    /// The clock must outlive the program.
-    pub fn attach(&self, command: &mut Command) {
-        self.preload.prepare(command);
     }
 }
 

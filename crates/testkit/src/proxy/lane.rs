@@ -51,9 +51,6 @@ impl Faults {
 
 const CHUNK_MAX_BYTES: usize = 16 * 1024;
 
-/// Limit of the queue of one lane. Beyond it, the proxy reads nothing, and the sender waits.
-const QUEUE_MAX_BYTES: usize = 16 * 1024 * 1024;
-
 /// One direction of one connection: a queue of chunks, each with its time of arrival.
 pub(super) struct Lane<'a> {
     direction: Direction,
@@ -61,7 +58,6 @@ pub(super) struct Lane<'a> {
     meter: &'a Meter,
     round_trip: &'a RoundTrip,
     queue: VecDeque<Chunk>,
-    queued_bytes: usize,
     /// When the sender closed its side. The close is forwarded after the last chunk.
     ended_at: Option<Instant>,
 }
@@ -90,7 +86,6 @@ impl<'a> Lane<'a> {
             meter: &shared.meter,
             round_trip,
             queue: VecDeque::new(),
-            queued_bytes: 0,
             ended_at: None,
         }
     }
@@ -114,7 +109,7 @@ impl<'a> Lane<'a> {
             if is_due {
                 self.mark_front_passing();
             }
-            let may_read = self.ended_at.is_none() && self.queued_bytes < QUEUE_MAX_BYTES;
+            let may_read = self.ended_at.is_none();
             let front =
                 self.queue.front().map_or(&[][..], |chunk| &chunk.bytes[chunk.written_bytes..]);
             let event = tokio::select! {
@@ -154,7 +149,6 @@ impl<'a> Lane<'a> {
     fn arrive(&mut self, bytes: &[u8]) {
         let waiting_bytes = &self.meter.lane(self.direction).waiting_bytes;
         waiting_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        self.queued_bytes += bytes.len();
         self.queue.push_back(Chunk {
             arrived_at: Instant::now(),
             bytes: bytes.to_vec(),
@@ -174,7 +168,6 @@ impl<'a> Lane<'a> {
         let Some(chunk) = self.queue.front_mut() else { return };
         chunk.written_bytes += written_bytes;
         if chunk.written_bytes == chunk.bytes.len() {
-            self.queued_bytes -= chunk.bytes.len();
             self.queue.pop_front();
         }
     }
@@ -182,7 +175,6 @@ impl<'a> Lane<'a> {
     fn drop_waiting(&mut self) {
         self.queue.retain(|chunk| {
             if !chunk.is_passing {
-                self.queued_bytes -= chunk.bytes.len();
                 self.meter.lane(self.direction).drop_waiting(chunk.bytes.len());
             }
             chunk.is_passing

@@ -16,8 +16,6 @@ pub(super) struct Meter {
 
 #[derive(Debug, Default)]
 pub(super) struct LaneMeter {
-    pub(super) bytes: AtomicU64,
-    pub(super) chunks: AtomicU64,
     pub(super) waiting_bytes: AtomicU64,
     pub(super) dropped_bytes: AtomicU64,
 }
@@ -61,10 +59,7 @@ impl Meter {
 
     /// Counts a chunk before it is written, so that a client that has an answer finds it counted.
     pub(super) fn pass(&self, direction: Direction, bytes: usize, round_trip: &RoundTrip) {
-        let lane = self.lane(direction);
-        lane.chunks.fetch_add(1, Relaxed);
-        lane.bytes.fetch_add(bytes as u64, Relaxed);
-        lane.waiting_bytes.fetch_sub(bytes as u64, Relaxed);
+        self.lane(direction).waiting_bytes.fetch_sub(bytes as u64, Relaxed);
         let was_open = round_trip.is_open.swap(direction == Direction::ToServer, Relaxed);
         if was_open && direction == Direction::ToClient {
             self.round_trips.fetch_add(1, Relaxed);

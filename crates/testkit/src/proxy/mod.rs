@@ -94,8 +94,6 @@ impl Proxy {
     }
 
     /// Holds all bytes in this direction until the proxy is healed, and then forwards them.
-    ///
-    /// Holds at most 16 MiB per connection. Beyond that the sender waits, as on a slow network.
     pub fn hold(&self, direction: Direction) {
         self.shared.faults.send_modify(|faults| faults.lane_mut(direction).passage = Passage::Hold);
     }
@@ -132,16 +130,6 @@ impl Proxy {
 
     pub fn connections(&self) -> usize {
         self.shared.meter.open_connections()
-    }
-
-    /// Returns the number of forwarded bytes.
-    pub fn bytes(&self, direction: Direction) -> u64 {
-        self.shared.meter.lane(direction).bytes.load(Relaxed)
-    }
-
-    /// Returns the number of forwarded chunks. A chunk is what one read from the sender returned.
-    pub fn chunks(&self, direction: Direction) -> u64 {
-        self.shared.meter.lane(direction).chunks.load(Relaxed)
     }
 
     /// Returns the number of bytes that are delayed or held: neither forwarded nor dropped yet.
