@@ -2,18 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
-use quorlock_client::{Lock, LockBuilder, Quorum, ReleaseError, Released};
+use anyhow::{Context as _, ensure};
+use quorlock_client::{LockBuilder, Quorum, Released};
 use quorlock_testkit::{Accident, FleetNode, Injectors, Nodes, Proxy, Server, StartError};
 use redis::{Client, IntoConnectionInfo as _, RedisResult};
-use rslock::{LockGuard, LockManager};
+use rslock::LockManager;
 
 /// Ttl of each lock, longer than any is held.
-const TTL: Duration = Duration::from_secs(30);
-/// Limit of Quorlock's waits, longer than any that occurs.
-const WAIT_MAX: Duration = Duration::from_secs(120);
-/// Longest time for background releases.
-const FLUSH_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const TTL: Duration = Duration::from_secs(30);
 /// How long a node may take to answer about a free lock. `rslock` has the same limit: the default
 /// of redis-rs.
 const NODE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -44,12 +40,6 @@ pub(crate) enum LockClient {
     Rslock(LockManager),
 }
 
-/// A lock that a [`LockClient`] holds.
-pub(crate) enum Held {
-    Quorlock(Box<Lock>),
-    Rslock(LockGuard),
-}
-
 impl LockClient {
     /// Connects to all nodes, and acquires a lock on them once.
     pub(crate) async fn connect(kind: Kind, urls: Vec<String>) -> anyhow::Result<Self> {
@@ -75,49 +65,6 @@ impl LockClient {
             }
         }
         Ok(started.elapsed())
-    }
-
-    /// Waits until all nodes have confirmed the background releases, if the client has any.
-    pub(crate) async fn flush(&self) {
-        if let Self::Quorlock(quorum) = self {
-            let _ = quorum.flush(FLUSH_LIMIT).await;
-        }
-    }
-
-    /// Waits for a lock.
-    pub(crate) async fn acquire(&self, key: &str) -> anyhow::Result<Held> {
-        Ok(match self {
-            Self::Quorlock(quorum) => {
-                Held::Quorlock(Box::new(quorum.lock(key).ttl(TTL).wait(WAIT_MAX).acquire().await?))
-            }
-            Self::Rslock(manager) => {
-                Held::Rslock(manager.acquire(key, TTL).await.context("rslock")?)
-            }
-        })
-    }
-}
-
-impl Held {
-    /// Returns the fence, or 0 for a client without fences.
-    pub(crate) fn fence(&self) -> u64 {
-        match self {
-            Self::Quorlock(lock) => lock.fence().get(),
-            Self::Rslock(_) => 0,
-        }
-    }
-
-    /// Releases the lock. An unconfirmed release goes on in the background, and delays the next
-    /// grant.
-    pub(crate) async fn release(self) -> anyhow::Result<()> {
-        match self {
-            Self::Quorlock(lock) => match lock.release().await {
-                Ok(Released::Released) | Err(ReleaseError::NoQuorum { .. }) => {}
-                Ok(Released::AlreadyOver) => bail!("the lock ended before it was released"),
-                Err(error) => return Err(error.into()),
-            },
-            Self::Rslock(guard) => guard.release().await,
-        }
-        Ok(())
     }
 }
 

@@ -14,7 +14,7 @@ use quorlock_testkit::{Server, eventually, info};
 use redis::{Cmd, Connection, Pipeline, Script, Value, cmd};
 
 use crate::Effort;
-use crate::instruments::{OTHER_FILES, Socket, command_stats, require_files};
+use crate::instruments::{OTHER_FILES, Socket, require_files, time_of_command};
 use crate::report::Row;
 
 /// Number of held locks, and of other keys.
@@ -281,9 +281,9 @@ impl Workload {
 
     /// Returns the mean time that the server spent on a call.
     fn run(&self, connection: &mut Connection) -> anyhow::Result<Duration> {
-        let before = command_stats(connection, self.command)?.spent;
+        let before = time_of_command(connection, self.command)?;
         run_all(&self.pipelines, connection).context(self.command)?;
-        let after = command_stats(connection, self.command)?.spent;
+        let after = time_of_command(connection, self.command)?;
         Ok(after.checked_sub(before).context("the statistics were reset")? / self.keys)
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use hdrhistogram::Histogram;
-use quorlock_testkit::{Nodes, Server};
+use quorlock_testkit::Server;
 use redis::{Connection, cmd};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
@@ -135,40 +135,17 @@ impl Socket {
     }
 }
 
-/// Calls of a command, and the time that the server spent on them, since its start.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct CommandStats {
-    pub(crate) calls: u64,
-    pub(crate) spent: Duration,
-}
-
-/// Returns the sum over all commands whose names begin with `prefix`, such as `lock.`.
-pub(crate) fn command_stats(
+/// Returns the time that the server has spent on a command since its start.
+pub(crate) fn time_of_command(
     connection: &mut Connection,
-    prefix: &str,
-) -> anyhow::Result<CommandStats> {
+    command: &str,
+) -> anyhow::Result<Duration> {
     let info: String = cmd("INFO").arg("commandstats").query(connection)?;
-    ensure!(info.starts_with("# Commandstats"), "the server keeps no statistics");
-    let mut sum = CommandStats::default();
-    for line in info.lines().filter_map(|line| line.strip_prefix("cmdstat_")) {
-        if line.starts_with(prefix) {
-            let field = |name: &str| -> Option<u64> {
-                line.split([':', ',']).find_map(|field| field.strip_prefix(name))?.parse().ok()
-            };
-            let (calls, us) = field("calls=").zip(field("usec=")).context("no such fields")?;
-            sum.calls += calls;
-            sum.spent += Duration::from_micros(us);
-        }
-    }
-    Ok(sum)
-}
-
-/// Returns the number of lock commands that all servers have executed so far.
-pub(crate) fn lock_calls(nodes: &Nodes) -> anyhow::Result<u64> {
-    nodes
-        .iter()
-        .map(|server| Ok(command_stats(&mut server.try_connection()?, "lock.")?.calls))
-        .sum()
+    let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_")?.strip_prefix(command));
+    // Before its first call, a command has no line.
+    let Some(line) = line else { return Ok(Duration::ZERO) };
+    let us = line.split(',').find_map(|field| field.strip_prefix("usec=")?.parse().ok());
+    Ok(Duration::from_micros(us.context("the statistics have no such field")?))
 }
 
 /// The value of `slowlog-log-slower-than`: the slow log records no shorter command.

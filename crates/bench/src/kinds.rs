@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use crate::Effort;
 use crate::clients::{lock_once, start_nodes};
-use crate::instruments::{Latencies, lock_calls};
+use crate::instruments::Latencies;
 use crate::report::Row;
 
 const NODES: usize = 5;
@@ -25,14 +25,10 @@ const TTL: Duration = Duration::from_secs(60);
 const ROUNDS: u32 = 400;
 /// These rounds do not count, because connections open in them.
 const WARM_UP_ROUNDS: u32 = 20;
-/// Number of locks of each kind in a round, and of permits whose commands are counted.
+/// Number of locks of each kind in a round.
 const LOCKS: u32 = 10;
-const COUNTED: u32 = 200;
 /// Largest allowed ratio of the time of a permit to the time of an exclusive lock.
 const PERMIT_RATIO_MAX: f64 = 1.15;
-/// One command acquires a lock on a node, and one releases it. A late command of another lock may
-/// count too.
-const COMMANDS_PER_LOCK_MAX: f64 = 2.05;
 
 /// Number of clients that compete, each with connections of its own.
 const CLIENTS: usize = 64;
@@ -78,12 +74,6 @@ async fn latencies(nodes: &Nodes, effort: Effort) -> anyhow::Result<Vec<Row>> {
             }
         }
     }
-    let before = settled_calls(nodes).await?;
-    for _ in 0..COUNTED {
-        lock_once(&kinds[1]).await?;
-    }
-    let commands = u32::try_from(settled_calls(nodes).await? - before)?;
-    let each = f64::from(commands) / f64::from(COUNTED * u32::try_from(NODES)?);
     for lock in held {
         lock.release().await?;
     }
@@ -96,26 +86,7 @@ async fn latencies(nodes: &Nodes, effort: Effort) -> anyhow::Result<Vec<Row>> {
     Ok(vec![
         row(&beside_taken, permit, Some(PERMIT_RATIO_MAX)),
         row("a shared lock beside another reader", shared, None),
-        Row::of_figure(
-            format!("commands on each of {NODES} nodes for {beside_taken}"),
-            format!("{each:.3}: to acquire and to release it"),
-            "2: one round trip each",
-            (2.0..=COMMANDS_PER_LOCK_MAX).contains(&each),
-        ),
     ])
-}
-
-/// Returns the number of lock commands so far, once it has stopped growing.
-async fn settled_calls(nodes: &Nodes) -> anyhow::Result<u64> {
-    let mut calls = lock_calls(nodes)?;
-    loop {
-        sleep(Duration::from_millis(5)).await;
-        let now = lock_calls(nodes)?;
-        if now == calls {
-            return Ok(now);
-        }
-        calls = now;
-    }
 }
 
 /// Measures permits and shared locks beside exclusive locks that are held for the same time.

@@ -76,7 +76,7 @@ struct Part {
     measure: fn(&Runtime, Effort) -> anyhow::Result<Vec<Row>>,
 }
 
-const PARTS: [Part; 14] = [
+const PARTS: [Part; 12] = [
     part(&["server-time"], "server-time", |_, effort| cost::of_commands(effort)),
     part(&["cost"], "plain", |_, effort| cost::plain(effort)),
     part(&["growth"], "growth", |_, _| growth::measure()),
@@ -86,11 +86,9 @@ const PARTS: [Part; 14] = [
     part(&["throughput"], "tasks", |on, effort| in_task(on, throughput::many_tasks(effort))),
     part(&["kinds"], "kinds", |on, effort| in_task(on, kinds::measure(effort))),
     part(&["handover", "waiting"], "one-node", |_, effort| handover::on_one_node(effort)),
-    part(&["handover", "waiting"], "nodes", |on, effort| in_task(on, handover::on_nodes(effort))),
     part(&["handover", "waiting"], "lost-node", |on, effort| {
         in_task(on, handover::with_a_lost_node(effort))
     }),
-    part(&["throughput", "waiting"], "one-key", |_, effort| throughput::one_key(effort)),
     part(&["cost", "waiting"], "many-waiters", |_, _| cost::of_many_waiters()),
     part(&["program"], "program", |_, effort| program::measure(effort)),
 ];
@@ -124,26 +122,17 @@ impl Args {
     }
 }
 
-/// Length of a measurement: full, or a third for rough figures.
+/// Divides the length of each measurement: by one, or by three for rough figures.
 #[derive(Clone, Copy)]
-enum Effort {
-    Full,
-    Quick,
-}
+struct Effort(u32);
 
 impl Effort {
     fn time(self, full: Duration) -> Duration {
-        match self {
-            Self::Full => full,
-            Self::Quick => full / 3,
-        }
+        full / self.0
     }
 
     fn count(self, full: u32) -> u32 {
-        match self {
-            Self::Full => full,
-            Self::Quick => full / 3,
-        }
+        full / self.0
     }
 }
 
@@ -159,7 +148,7 @@ fn bench(args: &Args) -> anyhow::Result<ExitCode> {
     ensure!(!parts.is_empty(), "no selected group has such a part");
     require_release_builds()?;
     warn_of_a_busy_machine();
-    let effort = if args.quick { Effort::Quick } else { Effort::Full };
+    let effort = Effort(if args.quick { 3 } else { 1 });
     let runtime = Runtime::new().context("cannot start the runtime that the clients need")?;
     let cores = thread::available_parallelism().context("cannot determine the number of cores")?;
     println!("{} on {cores} cores, and the clients run on the same cores.\n", server_version()?);

@@ -1,7 +1,7 @@
-//! Locks per second: of many tasks that do not compete, and of waiters that compete for one key.
+//! Locks per second of many tasks that do not compete.
 //!
-//! Tasks that do not compete show what the client itself costs, beside a bare loop that sends the
-//! same commands, and beside `rslock`. All tasks share one client, which has one connection to each
+//! They show what the client itself costs, beside a bare loop that sends the same commands, and
+//! beside `rslock`. All tasks share one client, which has one connection to each
 //! node. Each task acquires and releases a lock of its own, again and again. The bare loop awaits a
 //! majority of answers, and checks neither fences nor validity. A refusal ends the measurement. The
 //! answers beyond the majority arrive while the loop acquires its next lock.
@@ -14,10 +14,8 @@ use anyhow::{Context as _, ensure};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
-use quorlock_testkit::Nodes;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, RedisResult, Value, cmd};
-use tokio::runtime;
 use tokio::task::{JoinSet, unconstrained};
 use tokio::time::sleep;
 
@@ -199,73 +197,4 @@ impl Bare {
         }
         Ok(())
     }
-}
-
-/// The key for which waiters compete, and the number of nodes.
-const KEY: &str = "orders/42";
-const NODES_OF_ONE_KEY: usize = 5;
-const WAITERS: usize = 64;
-/// Time for which another client holds the lock first, so that all waiters are in the queue before
-/// it is released.
-const QUEUE_FILL_TIME: Duration = Duration::from_millis(500);
-/// Duration of the measurement of each client.
-const ONE_KEY_TIME: Duration = Duration::from_secs(8);
-/// Smallest allowed ratio of the locks per second to those of rslock.
-const RATE_TO_RSLOCK_MIN: f64 = 8.0;
-
-/// Measures how fast a lock passes through many waiters. They run on one thread, because the
-/// nodes need the other processors.
-pub(crate) fn one_key(effort: Effort) -> anyhow::Result<Vec<Row>> {
-    let nodes = start_nodes(NODES_OF_ONE_KEY)?;
-    let one_thread = runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut rows = Vec::new();
-    for (clients, of) in [(WAITERS, "clients acquire"), (1, "tasks of one client acquire")] {
-        let rate = |kind| {
-            one_thread.block_on(rate_of_waiters(&nodes, kind, clients, effort.time(ONE_KEY_TIME)))
-        };
-        let (ours, rslock) = (rate(Kind::Quorlock)?, rate(Kind::Rslock)?);
-        let case = format!(
-            "locks per second on one key and {NODES_OF_ONE_KEY} nodes: {WAITERS} {of} it once each"
-        );
-        let (ratio, met) = (ours / rslock, ours / rslock >= RATE_TO_RSLOCK_MIN);
-        let row = Row::of_figure(case, format!("{ours:.0}"), "≥ 8 × rslock's", met);
-        rows.push(row.beside(format!("{ratio:.1} × rslock 0.10's {rslock:.0}")));
-    }
-    Ok(rows)
-}
-
-/// Returns the locks per second, counted from the release of the first holder to the last grant.
-async fn rate_of_waiters(
-    nodes: &Nodes,
-    kind: Kind,
-    clients: usize,
-    time: Duration,
-) -> anyhow::Result<f64> {
-    let first_holder = LockClient::connect(kind, nodes.urls()).await?;
-    let mut waiters = Vec::new();
-    for _ in 0..clients {
-        waiters.push(LockClient::connect(kind, nodes.urls()).await?);
-    }
-    let (mut locks, mut took) = (0_u32, Duration::ZERO);
-    let until = Instant::now() + time;
-    while Instant::now() < until {
-        let held = first_holder.acquire(KEY).await?;
-        let mut tasks = JoinSet::new();
-        for index in 0..WAITERS {
-            let waiter = waiters[index % clients].clone();
-            tasks.spawn(async move {
-                let held = waiter.acquire(KEY).await?;
-                let granted = Instant::now();
-                held.release().await?;
-                anyhow::Ok(granted)
-            });
-        }
-        sleep(QUEUE_FILL_TIME).await;
-        let released = Instant::now();
-        held.release().await?;
-        let grants: Vec<_> = tasks.join_all().await.into_iter().collect::<anyhow::Result<_>>()?;
-        let last = grants.into_iter().inspect(|_| locks += 1).max();
-        took += last.unwrap_or(released).saturating_duration_since(released);
-    }
-    Ok(f64::from(locks) / took.as_secs_f64())
 }
