@@ -5,168 +5,39 @@ use quorlock_core::{Fence, Ttl};
 
 use crate::docs;
 use crate::error::CommandError;
-use crate::ffi::command::{Command, Spec};
+use crate::ffi::command::Keys;
 use crate::ffi::{Arg, Args, Ctx, Name, clock};
 use crate::inspection;
 use crate::keyspace::ServerKeyspace;
 use crate::module;
-use crate::request::{self, KeysAndToken, Options, ScanTerms, Sharing};
+use crate::request::{self, KeysAndToken, Options, ScanTerms};
 
-pub(crate) struct Acquire;
-pub(crate) struct Extend;
-pub(crate) struct Release;
-pub(crate) struct Yield;
-pub(crate) struct Inspect;
-pub(crate) struct AcquireAll;
-pub(crate) struct AcquireAny;
-pub(crate) struct ExtendAll;
-pub(crate) struct ReleaseAll;
-pub(crate) struct YieldAll;
-pub(crate) struct Revoke;
-pub(crate) struct Scan;
-pub(crate) struct Help;
+/// The handler of a command, which has its keys at these places. It sends exactly one reply, or
+/// none and returns the error, which is then the reply.
+pub(crate) type Handler = fn(&Ctx<'_>, Keys, Args<'_>) -> Result<(), CommandError>;
 
-impl Command for Acquire {
-    const SPEC: Spec = docs::ACQUIRE;
-
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        acquire(ctx, request::key_and_token(args)?, Sharing::Allowed)
-    }
-}
-
-impl Command for AcquireAll {
-    const SPEC: Spec = docs::ACQUIRE_ALL;
-
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        acquire(ctx, request::sorted_keys_and_token(args)?, Sharing::Refused)
-    }
-}
-
-impl Command for AcquireAny {
-    const SPEC: Spec = docs::ACQUIRE_ANY;
-
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        let KeysAndToken { keys, token, rest } = request::ordered_keys_and_token(args)?;
-        let (ttl, options) = request::acquire_terms(rest, Sharing::Refused)?;
-        let mut keyspace = ServerKeyspace::for_command(ctx);
-        let acquire = node_acquire(keyspace.db(), &keys, &token, ttl, &options);
-        match execute(&node::Command::AcquireAny(acquire), &mut keyspace)? {
-            Reply::GrantedOne { fence, key } => {
-                reply_granted_one(ctx, fence, options.wait_ms.map(|_| 0), keys[key].as_ref());
-            }
-            reply => send_reply(ctx, reply),
-        }
-        Ok(())
-    }
-}
-
-impl Command for Extend {
-    const SPEC: Spec = docs::EXTEND;
-
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        extend(ctx, request::key_and_token(args)?, Sharing::Allowed)
-    }
-}
-
-impl Command for ExtendAll {
-    const SPEC: Spec = docs::EXTEND_ALL;
-
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        extend(ctx, request::sorted_keys_and_token(args)?, Sharing::Refused)
-    }
-}
-
-impl Command for Release {
-    const SPEC: Spec = docs::RELEASE;
-
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        release(ctx, request::key_and_token(args)?)
-    }
-}
-
-impl Command for ReleaseAll {
-    const SPEC: Spec = docs::RELEASE_ALL;
-
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        release(ctx, request::sorted_keys_and_token(args)?)
-    }
-}
-
-impl Command for Yield {
-    const SPEC: Spec = docs::YIELD;
-
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        yield_lock(ctx, request::key_and_token(args)?)
-    }
-}
-
-impl Command for YieldAll {
-    const SPEC: Spec = docs::YIELD_ALL;
-
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        yield_lock(ctx, request::sorted_keys_and_token(args)?)
-    }
-}
-
-impl Command for Inspect {
-    const SPEC: Spec = docs::INSPECT;
-
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        let key = Name::from(args.get(1).ok_or(CommandError::Arity)?);
-        let mut keyspace = ServerKeyspace::for_command(ctx);
-        let inspect = node::Inspect { db: keyspace.db(), key: &key };
-        send_reply(ctx, execute(&node::Command::Inspect(inspect), &mut keyspace)?);
-        Ok(())
-    }
-}
-
-impl Command for Revoke {
-    const SPEC: Spec = docs::REVOKE;
-
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        let key = Name::from(args.get(1).ok_or(CommandError::Arity)?);
-        let ends_now = request::revoke_terms(args)?;
-        let random_value = Name::random();
-        let mut keyspace = ServerKeyspace::for_command(ctx);
-        let db = keyspace.db();
-        let revoke = node::Revoke { db, key: &key, random_value: &random_value, ends_now };
-        send_reply(ctx, execute(&node::Command::Revoke(revoke), &mut keyspace)?);
-        Ok(())
-    }
-}
-
-impl Command for Scan {
-    const SPEC: Spec = docs::SCAN;
-
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        let ScanTerms { cursor, pattern, count } = request::scan_terms(args)?;
-        let mut keyspace = ServerKeyspace::for_command(ctx);
-        let scan = node::Scan { db: keyspace.db(), cursor, pattern: pattern.as_ref(), count };
-        send_reply(ctx, execute(&node::Command::Scan(scan), &mut keyspace)?);
-        Ok(())
-    }
-}
-
-impl Command for Help {
-    const SPEC: Spec = docs::HELP;
-
-    fn run(ctx: &Ctx<'_>, _: Args<'_>) -> Result<(), CommandError> {
-        ctx.reply_lines(&docs::help_lines());
-        Ok(())
-    }
-}
-
-fn acquire<'a, K: AsRef<[Name<'a>]>>(
-    ctx: &'a Ctx<'a>,
-    KeysAndToken { keys, token, rest }: KeysAndToken<'a, K>,
-    sharing: Sharing,
-) -> Result<(), CommandError> {
-    let (ttl, options) = request::acquire_terms(rest, sharing)?;
+pub(crate) fn acquire(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), CommandError> {
+    let KeysAndToken { keys: names, token, rest } = request::keys_and_token(keys, args)?;
+    let (ttl, options) = request::acquire_terms(rest, keys)?;
     let mut keyspace = ServerKeyspace::for_command(ctx);
-    let acquire = node_acquire(keyspace.db(), keys.as_ref(), &token, ttl, &options);
+    let acquire = node_acquire(keyspace.db(), &names, &token, ttl, &options);
     match execute(&node::Command::Acquire(acquire), &mut keyspace)? {
         // With WAIT, the reply to a grant includes the time waited.
         Reply::Granted(fence) if options.wait_ms.is_some() => reply_granted(ctx, fence, 0),
+        reply => send_reply(ctx, reply),
+    }
+    Ok(())
+}
+
+pub(crate) fn acquire_any(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), CommandError> {
+    let KeysAndToken { keys: names, token, rest } = request::ordered_keys_and_token(keys, args)?;
+    let (ttl, options) = request::acquire_terms(rest, keys)?;
+    let mut keyspace = ServerKeyspace::for_command(ctx);
+    let acquire = node_acquire(keyspace.db(), &names, &token, ttl, &options);
+    match execute(&node::Command::AcquireAny(acquire), &mut keyspace)? {
+        Reply::GrantedOne { fence, key } => {
+            reply_granted_one(ctx, fence, options.wait_ms.map(|_| 0), names[key].as_ref());
+        }
         reply => send_reply(ctx, reply),
     }
     Ok(())
@@ -191,46 +62,73 @@ fn node_acquire<'a, N>(
     }
 }
 
-fn extend<'a, K: AsRef<[Name<'a>]>>(
-    ctx: &'a Ctx<'a>,
-    KeysAndToken { keys, token, rest }: KeysAndToken<'a, K>,
-    sharing: Sharing,
-) -> Result<(), CommandError> {
-    let (ttl, options) = request::extend_terms(rest, sharing)?;
-    let mut keyspace = ServerKeyspace::for_command(ctx);
+pub(crate) fn extend(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), CommandError> {
+    let KeysAndToken { keys: names, token, rest } = request::keys_and_token(keys, args)?;
+    let (ttl, options) = request::extend_terms(rest, keys)?;
     let new_token = options.new_token.map(Name::from);
-    let extend = node::Extend {
-        db: keyspace.db(),
-        keys: keys.as_ref(),
-        token: &token,
-        ttl,
-        mode: options.mode,
-        fence: options.fence,
-        new_token: new_token.as_ref(),
-    };
-    send_reply(ctx, execute(&node::Command::Extend(extend), &mut keyspace)?);
+    carry_out(ctx, |db| {
+        node::Command::Extend(node::Extend {
+            db,
+            keys: &names,
+            token: &token,
+            ttl,
+            mode: options.mode,
+            fence: options.fence,
+            new_token: new_token.as_ref(),
+        })
+    })
+}
+
+pub(crate) fn release(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), CommandError> {
+    let KeysAndToken { keys, token, rest } = request::keys_and_token(keys, args)?;
+    request::no_terms(rest)?;
+    carry_out(ctx, |db| node::Command::Release(node::Release { db, keys: &keys, token: &token }))
+}
+
+pub(crate) fn yield_lock(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), CommandError> {
+    let KeysAndToken { keys, token, rest } = request::keys_and_token(keys, args)?;
+    request::no_terms(rest)?;
+    carry_out(ctx, |db| node::Command::Yield(node::Yield { db, keys: &keys, token: &token }))
+}
+
+pub(crate) fn inspect(ctx: &Ctx<'_>, _: Keys, args: Args<'_>) -> Result<(), CommandError> {
+    let key = Name::from(args.get(1).ok_or(CommandError::Arity)?);
+    carry_out(ctx, |db| node::Command::Inspect(node::Inspect { db, key: &key }))
+}
+
+pub(crate) fn revoke(ctx: &Ctx<'_>, _: Keys, args: Args<'_>) -> Result<(), CommandError> {
+    let key = Name::from(args.get(1).ok_or(CommandError::Arity)?);
+    let ends_now = request::revoke_terms(args)?;
+    let random_value = Name::random();
+    carry_out(ctx, |db| {
+        node::Command::Revoke(node::Revoke { db, key: &key, random_value: &random_value, ends_now })
+    })
+}
+
+pub(crate) fn scan(ctx: &Ctx<'_>, _: Keys, args: Args<'_>) -> Result<(), CommandError> {
+    let ScanTerms { cursor, pattern, count } = request::scan_terms(args)?;
+    carry_out(ctx, |db| {
+        node::Command::Scan(node::Scan { db, cursor, pattern: pattern.as_ref(), count })
+    })
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "it is a handler")]
+pub(crate) fn help(ctx: &Ctx<'_>, _: Keys, _: Args<'_>) -> Result<(), CommandError> {
+    ctx.reply_lines(&docs::help_lines());
     Ok(())
 }
 
-fn release<'a, K: AsRef<[Name<'a>]>>(
+/// Executes the command that `of_db` makes for the selected database, and sends the reply.
+fn carry_out<'a, 'c>(
     ctx: &'a Ctx<'a>,
-    KeysAndToken { keys, token, rest }: KeysAndToken<'a, K>,
-) -> Result<(), CommandError> {
-    request::no_terms(rest)?;
+    of_db: impl FnOnce(u32) -> node::Command<'c, Name<'a>>,
+) -> Result<(), CommandError>
+where
+    'a: 'c,
+{
     let mut keyspace = ServerKeyspace::for_command(ctx);
-    let release = node::Release { db: keyspace.db(), keys: keys.as_ref(), token: &token };
-    send_reply(ctx, execute(&node::Command::Release(release), &mut keyspace)?);
-    Ok(())
-}
-
-fn yield_lock<'a, K: AsRef<[Name<'a>]>>(
-    ctx: &'a Ctx<'a>,
-    KeysAndToken { keys, token, rest }: KeysAndToken<'a, K>,
-) -> Result<(), CommandError> {
-    request::no_terms(rest)?;
-    let mut keyspace = ServerKeyspace::for_command(ctx);
-    let yields = node::Yield { db: keyspace.db(), keys: keys.as_ref(), token: &token };
-    send_reply(ctx, execute(&node::Command::Yield(yields), &mut keyspace)?);
+    let command = of_db(keyspace.db());
+    send_reply(ctx, execute(&command, &mut keyspace)?);
     Ok(())
 }
 

@@ -1,8 +1,10 @@
-//! The descriptions of the commands, for `COMMAND DOCS`, `LOCK.HELP` and redis-cli's hints.
+//! The table of the commands: their handlers, and their descriptions for `COMMAND DOCS`,
+//! `LOCK.HELP` and redis-cli's hints.
 
 use std::ffi::CStr;
 
-use crate::ffi::command::{ArgKind, ArgSpec, KeyFlags, Keys, Spec, Users};
+use crate::commands;
+use crate::ffi::command::{ArgKind, ArgSpec, Command, KeyFlags, Keys, Users};
 
 const LOGARITHMIC: &CStr = c"O(1) without waiters, O(log N) with N waiting clients";
 const FOR_EACH_KEY: &CStr = c"O(K) for K keys without waiters, O(K log N) with N waiting clients";
@@ -104,8 +106,9 @@ const NOW: ArgSpec = ArgSpec {
     option: Some(c"NOW"),
 };
 
-pub(crate) const ACQUIRE: Spec = Spec {
+const ACQUIRE: Command = Command {
     name: c"lock.acquire",
+    run: commands::acquire,
     flags: c"write deny-oom blocking fast",
     summary: c"Acquires a lock. Returns its fence, or nil if the key is held or other clients wait for it",
     complexity: LOGARITHMIC,
@@ -118,7 +121,7 @@ pub(crate) const ACQUIRE: Spec = Spec {
     args: &[KEY, TOKEN, TTL, SHARED, WAIT, TICKET, OWNER],
 };
 
-pub(crate) const ACQUIRE_ALL: Spec = Spec {
+const ACQUIRE_ALL: Command = Command {
     name: c"lock.macquire",
     flags: c"write deny-oom blocking getkeys-api",
     summary: c"Acquires several keys as one lock, all or none. Returns its fence, or nil if a key is held or other clients wait for it",
@@ -129,8 +132,9 @@ pub(crate) const ACQUIRE_ALL: Spec = Spec {
     ..ACQUIRE
 };
 
-pub(crate) const ACQUIRE_ANY: Spec = Spec {
+const ACQUIRE_ANY: Command = Command {
     name: c"lock.acquireany",
+    run: commands::acquire_any,
     flags: c"write deny-oom blocking getkeys-api",
     summary: c"Acquires the lock of the first free key of several. Returns its fence and the key, or nil if no key is free",
     complexity: FOR_EACH_KEY,
@@ -140,8 +144,9 @@ pub(crate) const ACQUIRE_ANY: Spec = Spec {
     ..ACQUIRE
 };
 
-pub(crate) const EXTEND: Spec = Spec {
+const EXTEND: Command = Command {
     name: c"lock.extend",
+    run: commands::extend,
     flags: c"write fast",
     summary: c"Extends a held lock. Returns its fence, or nil if the token does not hold it",
     key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
@@ -149,7 +154,7 @@ pub(crate) const EXTEND: Spec = Spec {
     ..ACQUIRE
 };
 
-pub(crate) const EXTEND_ALL: Spec = Spec {
+const EXTEND_ALL: Command = Command {
     name: c"lock.mextend",
     flags: c"write getkeys-api",
     summary:
@@ -161,8 +166,9 @@ pub(crate) const EXTEND_ALL: Spec = Spec {
     ..EXTEND
 };
 
-pub(crate) const RELEASE: Spec = Spec {
+const RELEASE: Command = Command {
     name: c"lock.release",
+    run: commands::release,
     flags: c"write fast",
     summary: c"Releases a lock. Returns 1 if the token held it, 0 if not; safe to repeat",
     arity: 3,
@@ -171,7 +177,7 @@ pub(crate) const RELEASE: Spec = Spec {
     ..ACQUIRE
 };
 
-pub(crate) const RELEASE_ALL: Spec = Spec {
+const RELEASE_ALL: Command = Command {
     name: c"lock.mrelease",
     flags: c"write getkeys-api",
     summary:
@@ -183,20 +189,23 @@ pub(crate) const RELEASE_ALL: Spec = Spec {
     ..RELEASE
 };
 
-pub(crate) const YIELD: Spec = Spec {
+const YIELD: Command = Command {
     name: c"lock.yield",
+    run: commands::yield_lock,
     summary: c"Releases a lock if an older client waits for it. Returns 1 if the token gave the lock up, 0 if it still holds it, or nil if it did not hold it",
     ..RELEASE
 };
 
-pub(crate) const YIELD_ALL: Spec = Spec {
+const YIELD_ALL: Command = Command {
     name: c"lock.myield",
+    run: commands::yield_lock,
     summary: c"Releases those of several keys that the token holds, if an older client waits for one of them. Returns 1 if the token gave them up, 0 if it still holds them, or nil if it held none",
     ..RELEASE_ALL
 };
 
-pub(crate) const INSPECT: Spec = Spec {
+const INSPECT: Command = Command {
     name: c"lock.inspect",
+    run: commands::inspect,
     flags: c"readonly fast",
     summary:
         c"Describes the holder of a lock, its fence and the time left, but never its token. Returns nil if the key is free",
@@ -208,8 +217,9 @@ pub(crate) const INSPECT: Spec = Spec {
     ..ACQUIRE
 };
 
-pub(crate) const REVOKE: Spec = Spec {
+const REVOKE: Command = Command {
     name: c"lock.revoke",
+    run: commands::revoke,
     flags: c"write admin",
     summary: c"Revokes a lock: it can no longer be extended, and ends by its deadline. Returns 1 if there was a lock, 0 if not",
     complexity: FOR_EACH_KEY,
@@ -220,8 +230,9 @@ pub(crate) const REVOKE: Spec = Spec {
     ..INSPECT
 };
 
-pub(crate) const SCAN: Spec = Spec {
+const SCAN: Command = Command {
     name: c"lock.scan",
+    run: commands::scan,
     flags: c"readonly admin",
     summary: c"Lists the locks of the selected database, a slice in each call. Returns the next cursor, and for each lock its key and the fields of LOCK.INSPECT",
     complexity: c"O(1) for each call, O(N) for all of N locks",
@@ -231,8 +242,9 @@ pub(crate) const SCAN: Spec = Spec {
     ..REVOKE
 };
 
-pub(crate) const HELP: Spec = Spec {
+const HELP: Command = Command {
     name: c"lock.help",
+    run: commands::help,
     flags: c"fast allow-loading allow-stale",
     summary: c"Describes the commands of the module. Returns an array of lines",
     complexity: c"O(1)",
@@ -243,7 +255,7 @@ pub(crate) const HELP: Spec = Spec {
 };
 
 /// All commands, in the order of `LOCK.HELP`.
-pub(crate) const ALL: [&Spec; 13] = [
+pub(crate) const ALL: [&Command; 13] = [
     &ACQUIRE,
     &EXTEND,
     &RELEASE,
@@ -264,16 +276,16 @@ pub(crate) const ALL: [&Spec; 13] = [
 /// Formats the lines like the HELP of the server's own commands: descriptions are indented.
 pub(crate) fn help_lines() -> Vec<String> {
     let mut lines = vec!["LOCK.<command> [<arg> [value] [opt] ...]. Commands are:".to_owned()];
-    for spec in ALL {
-        lines.push(syntax(spec));
-        lines.push(format!("    {}.", text(spec.summary)));
+    for command in ALL {
+        lines.push(syntax(command));
+        lines.push(format!("    {}.", text(command.summary)));
     }
     lines
 }
 
-fn syntax(spec: &Spec) -> String {
-    let args = spec.args.iter().map(|arg| format!(" {}", argument(arg)));
-    text(spec.name).to_uppercase() + &args.collect::<String>()
+fn syntax(command: &Command) -> String {
+    let args = command.args.iter().map(|arg| format!(" {}", argument(arg)));
+    text(command.name).to_uppercase() + &args.collect::<String>()
 }
 
 fn argument(ArgSpec { name, kind, option, .. }: &ArgSpec) -> String {

@@ -7,7 +7,7 @@
 //! - [`inspection`]: what `LOCK.INSPECT` and `LOCK.SCAN` show.
 //! - [`request`]: parses arguments.
 //! - [`error`]: the error replies of the commands.
-//! - [`docs`]: the descriptions of the commands, and the reply of `LOCK.HELP`.
+//! - [`docs`]: the table of the commands, and the reply of `LOCK.HELP`.
 //! - [`keyspace`]: gives the node access to the server's keys and clients.
 //! - [`server_events`]: passes the server's events on to the node.
 //! - [`before_sleep`]: runs the node's jobs at the end of each turn of the server's loop.

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use quorlock_core::node::{self, KEYS_MAX, Mode, Pattern, SCAN_COUNT_MAX};
 use quorlock_core::{Fence, Ttl};
+use smallvec::SmallVec;
 
 use crate::error::CommandError;
 use crate::ffi::command::Keys;
@@ -16,11 +17,14 @@ pub(crate) const OWNER_BYTES_MAX: usize = 256;
 pub(crate) const WAIT_MS_MAX: u64 = Ttl::MAX_MS;
 
 /// The arguments of a command with a token: parsed up to the token.
-pub(crate) struct KeysAndToken<'a, K> {
-    pub(crate) keys: K,
+pub(crate) struct KeysAndToken<'a> {
+    pub(crate) keys: Names<'a>,
     pub(crate) token: Name<'a>,
     pub(crate) rest: Rest<'a>,
 }
+
+/// The keys of a command. A single key needs no memory of its own.
+type Names<'a> = SmallVec<[Name<'a>; 1]>;
 
 /// The arguments from the index `from` on; in commands with a token, those after the token.
 #[derive(Clone, Copy)]
@@ -42,10 +46,7 @@ pub(crate) struct Options<'a> {
 /// The positions of the tokens of a command that was parsed: its token, and the one that replaces
 /// it. The handler in `ffi/entry.rs` hides them from MONITOR and SLOWLOG.
 pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> (usize, Option<usize>) {
-    let token_at = match keys {
-        Keys::First | Keys::None => 2,
-        Keys::Counted => key_positions(args).map_or(1, |keys| keys.end),
-    };
+    let token_at = key_positions(keys, args).map_or(1, |keys| keys.end);
     let is_token_option =
         |index: &usize| args.get(*index).is_some_and(|name| is_token_option(name.as_bytes()));
     // The ttl comes before the options.
@@ -57,74 +58,57 @@ fn is_token_option(name: &[u8]) -> bool {
     name.eq_ignore_ascii_case(b"TOKEN")
 }
 
-/// The positions of the keys after `numkeys`.
-///
-/// `None` if `numkeys` is not a number from 1 to [`KEYS_MAX`], or if fewer arguments follow.
-pub(crate) fn key_positions(args: Args<'_>) -> Option<Range<usize>> {
-    let count = usize::try_from(args.get(1)?.to_integer()?).ok()?;
-    ((1..=KEYS_MAX).contains(&count) && 2 + count <= args.len()).then(|| 2..2 + count)
+/// The positions of the keys. Fewer arguments may follow.
+pub(crate) fn key_positions(keys: Keys, args: Args<'_>) -> Result<Range<usize>, CommandError> {
+    match keys {
+        Keys::None => Ok(1..1),
+        Keys::First => Ok(1..2),
+        Keys::Counted => {
+            let count = integer(args.get(1).ok_or(CommandError::Arity)?)?;
+            let count = usize::try_from(count).ok().filter(|count| (1..=KEYS_MAX).contains(count));
+            Ok(2..2 + count.ok_or(CommandError::NumKeys)?)
+        }
+    }
 }
 
-pub(crate) fn key_and_token(
-    args: Args<'_>,
-) -> Result<KeysAndToken<'_, [Name<'_>; 1]>, CommandError> {
-    let (Some(key), Some(token)) = (args.get(1), args.get(2)) else {
-        return Err(CommandError::Arity);
-    };
-    Ok(KeysAndToken {
-        keys: [key.into()],
-        token: checked_token(token)?.into(),
-        rest: Rest { args, from: 3 },
-    })
+/// Parses the keys and the token of a command. Returns each key once, sorted by bytes.
+pub(crate) fn keys_and_token(keys: Keys, args: Args<'_>) -> Result<KeysAndToken<'_>, CommandError> {
+    let mut parsed = keys_as_sent_and_token(keys, args)?;
+    parsed.keys.sort_unstable_by(|one, other| one.as_ref().cmp(other.as_ref()));
+    parsed.keys.dedup_by(|one, other| one.as_ref() == other.as_ref());
+    Ok(parsed)
 }
 
-/// Parses `command numkeys key [key ...] token`. Returns each key once, sorted by bytes.
-pub(crate) fn sorted_keys_and_token(
-    args: Args<'_>,
-) -> Result<KeysAndToken<'_, Vec<Name<'_>>>, CommandError> {
-    let KeysAndToken { mut keys, token, rest } = counted_keys_and_token(args)?;
-    keys.sort_unstable_by_key(|key| key.as_bytes());
-    keys.dedup_by_key(|key| key.as_bytes());
-    Ok(KeysAndToken { keys: keys.into_iter().map(Name::from).collect(), token, rest })
-}
-
-/// Parses `command numkeys key [key ...] token`. Returns each key once, in the client's order.
+/// Parses the keys and the token of a command. Returns each key once, in the client's order.
 pub(crate) fn ordered_keys_and_token(
+    keys: Keys,
     args: Args<'_>,
-) -> Result<KeysAndToken<'_, Vec<Name<'_>>>, CommandError> {
-    let KeysAndToken { keys, token, rest } = counted_keys_and_token(args)?;
-    let mut unique: Vec<Arg<'_>> = Vec::with_capacity(keys.len());
-    for key in keys {
-        if unique.iter().all(|other| other.as_bytes() != key.as_bytes()) {
+) -> Result<KeysAndToken<'_>, CommandError> {
+    let mut parsed = keys_as_sent_and_token(keys, args)?;
+    let mut unique = Names::with_capacity(parsed.keys.len());
+    for key in parsed.keys {
+        if unique.iter().all(|other: &Name<'_>| other.as_ref() != key.as_ref()) {
             unique.push(key);
         }
     }
-    Ok(KeysAndToken { keys: unique.into_iter().map(Name::from).collect(), token, rest })
+    parsed.keys = unique;
+    Ok(parsed)
 }
 
-/// Parses `command numkeys key [key ...] token`. Returns the keys as the client sent them.
-fn counted_keys_and_token(args: Args<'_>) -> Result<KeysAndToken<'_, Vec<Arg<'_>>>, CommandError> {
-    let count = integer(args.get(1).ok_or(CommandError::Arity)?)?;
-    let count = usize::try_from(count).ok().filter(|count| (1..=KEYS_MAX).contains(count));
-    let token_at = 2 + count.ok_or(CommandError::NumKeys)?;
+fn keys_as_sent_and_token(keys: Keys, args: Args<'_>) -> Result<KeysAndToken<'_>, CommandError> {
+    let positions = key_positions(keys, args)?;
+    let token_at = positions.end;
     let token = checked_token(args.get(token_at).ok_or(CommandError::Arity)?)?.into();
-    let keys = (2..token_at).filter_map(|index| args.get(index)).collect();
+    let keys = positions.filter_map(|index| args.get(index)).map(Name::from).collect();
     Ok(KeysAndToken { keys, token, rest: Rest { args, from: token_at + 1 } })
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sharing {
-    Allowed,
-    /// A lock of several keys, or of any of several, is exclusive.
-    Refused,
 }
 
 /// Parses what follows the token: `ttl [SHARED] [WAIT ms] [FENCE n] [OWNER label]`.
 pub(crate) fn acquire_terms(
     rest: Rest<'_>,
-    sharing: Sharing,
+    keys: Keys,
 ) -> Result<(Ttl, Options<'_>), CommandError> {
-    ttl_and_options(rest, sharing, |options, name, value| {
+    ttl_and_options(rest, keys, |options, name, value| {
         if name.eq_ignore_ascii_case(b"OWNER") {
             set_once(&mut options.owner, checked_owner(value)?)
         } else if name.eq_ignore_ascii_case(b"FENCE") {
@@ -133,9 +117,9 @@ pub(crate) fn acquire_terms(
         } else if name.eq_ignore_ascii_case(b"WAIT") {
             set_once(&mut options.wait_ms, checked_wait(value)?)
         } else {
-            let allowed = match sharing {
-                Sharing::Allowed => "SHARED, WAIT ms, FENCE n and OWNER label",
-                Sharing::Refused => "WAIT ms, FENCE n and OWNER label",
+            let allowed = match keys {
+                Keys::First => "SHARED, WAIT ms, FENCE n and OWNER label",
+                _ => "WAIT ms, FENCE n and OWNER label",
             };
             Err(CommandError::UnknownOption { after: "ttl", allowed })
         }
@@ -143,19 +127,16 @@ pub(crate) fn acquire_terms(
 }
 
 /// Parses what follows the token: `ttl [SHARED] [FENCE n] [TOKEN new]`.
-pub(crate) fn extend_terms(
-    rest: Rest<'_>,
-    sharing: Sharing,
-) -> Result<(Ttl, Options<'_>), CommandError> {
-    ttl_and_options(rest, sharing, |options, name, value| {
+pub(crate) fn extend_terms(rest: Rest<'_>, keys: Keys) -> Result<(Ttl, Options<'_>), CommandError> {
+    ttl_and_options(rest, keys, |options, name, value| {
         if name.eq_ignore_ascii_case(b"FENCE") {
             set_once(&mut options.fence, checked_fence(value, 1)?)
         } else if is_token_option(name) {
             set_once(&mut options.new_token, checked_token(value)?)
         } else {
-            let allowed = match sharing {
-                Sharing::Allowed => "SHARED, FENCE n and TOKEN new",
-                Sharing::Refused => "FENCE n and TOKEN new",
+            let allowed = match keys {
+                Keys::First => "SHARED, FENCE n and TOKEN new",
+                _ => "FENCE n and TOKEN new",
             };
             Err(CommandError::UnknownOption { after: "ttl", allowed })
         }
@@ -163,9 +144,11 @@ pub(crate) fn extend_terms(
 }
 
 /// Parses `ttl [SHARED] [name value ...]`. Passes the name and the value of each option to `take`.
+///
+/// A lock of several keys, or of any of several, is exclusive.
 fn ttl_and_options<'a>(
     rest: Rest<'a>,
-    sharing: Sharing,
+    keys: Keys,
     mut take: impl FnMut(&mut Options<'a>, &[u8], Arg<'a>) -> Result<(), CommandError>,
 ) -> Result<(Ttl, Options<'a>), CommandError> {
     let ms = integer(rest.args.get(rest.from).ok_or(CommandError::Arity)?)?;
@@ -181,7 +164,7 @@ fn ttl_and_options<'a>(
     };
     each_option(rest, take_shared, |name, value| take(&mut options, name, value))?;
     options.mode = mode.unwrap_or_default();
-    if sharing == Sharing::Refused && options.mode == Mode::Shared {
+    if keys != Keys::First && options.mode == Mode::Shared {
         return Err(node::CommandError::SeveralShared.into());
     }
     Ok((ttl, options))

@@ -6,19 +6,14 @@ use std::ptr;
 use bitflags::bitflags;
 use redis_module::raw;
 
-use super::{Args, Ctx, api, entry};
-use crate::error::CommandError;
+use super::{Ctx, api, entry};
+use crate::commands::Handler;
 
-pub(crate) trait Command {
-    const SPEC: Spec;
-
-    /// Sends exactly one reply, or none and returns the error, which is then the reply.
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError>;
-}
-
-/// The description of a command, for `COMMAND`, `COMMAND DOCS`, `COMMAND GETKEYS` and redis-cli.
-pub(crate) struct Spec {
+/// A command: its handler, and its description for `COMMAND`, `COMMAND DOCS`, `COMMAND GETKEYS` and
+/// redis-cli.
+pub(crate) struct Command {
     pub(crate) name: &'static CStr,
+    pub(crate) run: Handler,
     /// The flags of the server's command table.
     pub(crate) flags: &'static CStr,
     pub(crate) summary: &'static CStr,
@@ -43,7 +38,7 @@ pub(crate) enum Users {
     Operators,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keys {
     /// The first argument is the only key.
     First,
@@ -121,30 +116,29 @@ fn categorize(command: *mut raw::RedisModuleCommand, users: Users) -> bool {
 }
 
 /// Registers a command with its documentation. Returns false if the server refuses it.
-pub(super) fn register<C: Command>(ctx: &Ctx<'_>) -> bool {
-    let spec = &C::SPEC;
+pub(super) fn register(ctx: &Ctx<'_>, command: &Command) -> bool {
     // SAFETY: a live context while the module is being loaded; the server copies the strings.
     let created = unsafe {
-        let (name, flags) = (spec.name.as_ptr(), spec.flags.as_ptr());
+        let (name, flags) = (command.name.as_ptr(), command.flags.as_ptr());
         // The range of arguments that are keys. `describe` adds what a range cannot express.
-        let (first, last, step) = match spec.keys {
+        let (first, last, step) = match command.keys {
             Keys::First => (1, 1, 1),
             Keys::Counted | Keys::None => (0, 0, 0),
         };
         api!(RedisModule_CreateCommand(
             ctx.as_ptr(),
             name,
-            Some(entry::call::<C>),
+            Some(entry::call),
             flags,
             first,
             last,
             step
         ))
     };
-    created == raw::REDISMODULE_OK as i32 && describe(ctx, spec)
+    created == raw::REDISMODULE_OK as i32 && describe(ctx, command)
 }
 
-fn describe(ctx: &Ctx<'_>, spec: &Spec) -> bool {
+fn describe(ctx: &Ctx<'_>, spec: &Command) -> bool {
     let version = raw::RedisModuleCommandInfoVersion {
         version: 1,
         sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),

@@ -7,13 +7,9 @@ use redis_module::raw;
 
 use super::api;
 use super::command::{self, Command, Keys};
-use super::{Args, Ctx, LogLevel, events, info};
-use crate::commands::{
-    Acquire, AcquireAll, AcquireAny, Extend, ExtendAll, Help, Inspect, Release, ReleaseAll, Revoke,
-    Scan, Yield, YieldAll,
-};
+use super::{Arg, Args, Ctx, LogLevel, events, info};
 use crate::error::CommandError;
-use crate::{commands, module, request};
+use crate::{commands, docs, module, request};
 
 #[global_allocator]
 static SERVER_ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
@@ -104,19 +100,7 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
     // Everything that can fail comes first: a server crashes if a module that failed to load has
     // subscribed to events.
     let is_registered = command::register_category(ctx)
-        && command::register::<Acquire>(ctx)
-        && command::register::<Extend>(ctx)
-        && command::register::<Release>(ctx)
-        && command::register::<Yield>(ctx)
-        && command::register::<Inspect>(ctx)
-        && command::register::<AcquireAll>(ctx)
-        && command::register::<ExtendAll>(ctx)
-        && command::register::<ReleaseAll>(ctx)
-        && command::register::<YieldAll>(ctx)
-        && command::register::<AcquireAny>(ctx)
-        && command::register::<Revoke>(ctx)
-        && command::register::<Scan>(ctx)
-        && command::register::<Help>(ctx)
+        && docs::ALL.iter().all(|known| command::register(ctx, known))
         && info::register(ctx);
     if !is_registered {
         ctx.log(
@@ -139,25 +123,33 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
     OK
 }
 
-/// Called by the server for a command.
+/// Called by the server for a command, which its first argument names.
 ///
 /// # Safety
 /// The server passes a live context and `argc` live strings.
-pub(super) unsafe extern "C" fn call<C: Command>(
+pub(super) unsafe extern "C" fn call(
     ctx: *mut raw::RedisModuleCtx,
     argv: *mut *mut raw::RedisModuleString,
     argc: c_int,
 ) -> c_int {
     // SAFETY: both live for the time of this call.
     let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
-    if matches!(C::SPEC.keys, Keys::Counted) && ctx.is_key_position_request() {
-        let keys = guard(|| request::key_positions(args)).flatten();
+    let name = args.get(0).map_or(&[][..], Arg::as_bytes);
+    let is_named = |known: &&&Command| known.name.to_bytes().eq_ignore_ascii_case(name);
+    let Some(command) = docs::ALL.iter().find(is_named) else {
+        // Never happens: the server has found the command by this name.
+        ctx.reply_error(&"ERR the lock module does not know this command");
+        return OK;
+    };
+    if command.keys == Keys::Counted && ctx.is_key_position_request() {
+        let keys = guard(|| request::key_positions(command.keys, args).ok()).flatten();
+        let keys = keys.filter(|keys| keys.end <= args.len());
         keys.into_iter()
             .flatten()
-            .for_each(|index| ctx.report_key_position(index, C::SPEC.key_flags));
+            .for_each(|index| ctx.report_key_position(index, command.key_flags));
         return OK;
     }
-    let result = guard(|| C::run(&ctx, args));
+    let result = guard(|| (command.run)(&ctx, command.keys, args));
     match &result {
         Some(Ok(())) => {}
         Some(Err(error)) => drop(guard(|| commands::send_error(&ctx, error))),
@@ -167,12 +159,12 @@ pub(super) unsafe extern "C" fn call<C: Command>(
     }
     // Redacts last, because Valkey 8.1 hides an argument from the command itself as well. The
     // server shows no argument before the command returns.
-    if C::SPEC.has_token {
+    if command.has_token {
         let is_parsed = matches!(result, Some(Ok(()) | Err(CommandError::Node(_))));
         guard(|| {
             if is_parsed {
                 // Finds both first, because hiding one may change the arguments.
-                let (token, new_token) = request::token_positions(C::SPEC.keys, args);
+                let (token, new_token) = request::token_positions(command.keys, args);
                 ctx.redact(token);
                 if let Some(new_token) = new_token {
                     ctx.redact(new_token);
