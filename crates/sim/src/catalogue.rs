@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
-use std::thread;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::fleet::{Broken, ClientRule, Mutant, NodeRule};
+use crate::in_parallel;
 use crate::model::{Action, Answers, Model, Property, State};
 
 /// Which models to check.
@@ -141,30 +140,16 @@ pub fn run(check: &Check) -> Outcome {
     Outcome { states: seen.steps.len(), took: began.elapsed(), verdict }
 }
 
-/// Checks several worlds on all processors, and reports each outcome in the order of the checks.
-pub fn run_all(checks: &[Check], mut report: impl FnMut(&Check, &Outcome)) {
-    let next = AtomicUsize::new(0);
-    let (sender, outcomes) = mpsc::channel();
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            let (sender, next) = (sender.clone(), &next);
-            scope.spawn(move || {
-                while let index = next.fetch_add(1, Ordering::Relaxed)
-                    && let Some(check) = checks.get(index)
-                    && sender.send((index, run(check))).is_ok()
-                {}
-            });
-        }
-        drop(sender);
-        let mut ended = BTreeMap::new();
-        let mut unreported = (0..).zip(checks).peekable();
-        for (index, outcome) in outcomes {
-            ended.insert(index, outcome);
-            while let Some(outcome) = unreported.peek().and_then(|(index, _)| ended.remove(index))
-                && let Some((_, check)) = unreported.next()
-            {
-                report(check, &outcome);
-            }
+/// Checks several models on all processors, and reports each outcome in the order of the checks.
+pub fn run_all(checks: &[Check], report: impl FnMut(&Check, &Outcome) + Send) {
+    let ended = Mutex::new((BTreeMap::new(), 0, report));
+    in_parallel(checks.iter().enumerate(), |(index, check)| {
+        let outcome = run(check);
+        let (outcomes, reported, report) = &mut *ended.lock().expect("a report does not panic");
+        outcomes.insert(index, outcome);
+        while let Some(outcome) = outcomes.remove(reported) {
+            report(&checks[*reported], &outcome);
+            *reported += 1;
         }
     });
 }

@@ -10,9 +10,28 @@
     reason = "this crate is internal: an item has a doc where its name and type say too little"
 )]
 
+use std::sync::Mutex;
+use std::thread;
+
 mod catalogue;
 pub mod fleet;
 mod model;
 
 pub use catalogue::{Check, Outcome, Size, Verdict, models, mutants, run, run_all};
 pub use model::{Action, Answers, Message, Model, Property};
+
+/// Runs `work` for each item, on all processors.
+pub fn in_parallel<T>(items: impl IntoIterator<Item = T, IntoIter: Send>, work: impl Fn(T) + Sync) {
+    let items = Mutex::new(items.into_iter());
+    let next = || items.lock().expect("an iterator does not panic").next();
+    let work_on_all = || {
+        while let Some(item) = next() {
+            work(item);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work_on_all);
+        }
+    });
+}

@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::Instant;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum as _};
 use quorlock_sim::fleet::{LockKind, Mutant, Plan, Report, run};
+use quorlock_sim::in_parallel;
 
 /// Runs whole fleets of clients and nodes under a virtual clock, with faults that a seed draws.
 ///
@@ -30,9 +30,8 @@ struct Args {
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     from: u64,
 
-    /// Only this kind of lock: exclusive (of one key, and of several at once), shared (readers and
-    /// writers of the same keys), or permits (semaphores, and locks of one of several keys)
-    #[arg(long, value_parser = parse_kind)]
+    /// Only this kind of lock
+    #[arg(long, value_enum)]
     kind: Option<LockKind>,
 
     /// Remove all faults from the plans
@@ -46,12 +45,6 @@ struct Args {
     /// For each mutant, or only for the one of --mutant, find the first seed that catches it
     #[arg(long)]
     mutants: bool,
-}
-
-fn parse_kind(name: &str) -> Result<LockKind, String> {
-    let names = LockKind::ALL.map(LockKind::name);
-    let found = LockKind::ALL.into_iter().find(|kind| kind.name() == name);
-    found.ok_or_else(|| format!("use one of: {}", names.join(", ")))
 }
 
 fn parse_mutant(name: &str) -> Result<Mutant, String> {
@@ -85,7 +78,7 @@ fn main() -> ExitCode {
         println!("{:#?}", Report { trace: String::new(), ..report });
         return if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
-    let kinds = kind.map_or(LockKind::ALL.to_vec(), |kind| vec![kind]);
+    let kinds = kind.map_or(LockKind::value_variants().to_vec(), |kind| vec![kind]);
     let bad = kinds.into_iter().filter(|&kind| !all_pass(kind, from, seeds, &plan)).count();
     if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -97,7 +90,7 @@ fn first_seeds(from: u64, seeds: u64, is_wanted: impl Fn(&Mutant) -> bool) -> Ex
     let mut all_caught = true;
     for mutant in Mutant::all().filter(is_wanted) {
         let caught = |seed| Some((seed, run(&Plan::of_mutant(mutant, seed), false).violation?));
-        let (name, kind) = (mutant.name(), mutant.kind().name());
+        let (name, kind) = (mutant.name(), mutant.kind());
         if let Some((seed, what)) = (from..from + seeds).find_map(caught) {
             println!("| {name} | {kind} | {seed} | {what:.100} |");
         } else {
@@ -115,33 +108,21 @@ fn all_pass(
     seeds: u64,
     plan: &(impl Fn(LockKind, u64) -> Plan + Sync),
 ) -> bool {
-    let next = AtomicU64::new(from);
     let [bad, commands, locks] = [const { AtomicU64::new(0) }; 3];
     let began = Instant::now();
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= from + seeds {
-                        return;
-                    }
-                    let report = run(&plan(kind, seed), false);
-                    commands.fetch_add(report.commands, Ordering::Relaxed);
-                    locks.fetch_add(report.locks, Ordering::Relaxed);
-                    if let Some(what) = report.violation {
-                        bad.fetch_add(1, Ordering::Relaxed);
-                        println!("{} {seed}: {what:.200}", kind.name());
-                    }
-                }
-            });
+    in_parallel(from..from + seeds, |seed| {
+        let report = run(&plan(kind, seed), false);
+        commands.fetch_add(report.commands, Ordering::Relaxed);
+        locks.fetch_add(report.locks, Ordering::Relaxed);
+        if let Some(what) = report.violation {
+            bad.fetch_add(1, Ordering::Relaxed);
+            println!("{kind} {seed}: {what:.200}");
         }
     });
     let seconds = began.elapsed().as_secs().max(1);
     let (bad, commands, locks) = (bad.into_inner(), commands.into_inner(), locks.into_inner());
     println!(
-        "{}: {seeds} seeds, {} a minute: {locks} locks, {commands} commands, {bad} violations",
-        kind.name(),
+        "{kind}: {seeds} seeds, {} a minute: {locks} locks, {commands} commands, {bad} violations",
         seeds * 60 / seconds
     );
     bad == 0

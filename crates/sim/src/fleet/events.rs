@@ -1,8 +1,7 @@
 //! The queue of future events of a run, ordered by time, and the messages between processes and
 //! nodes.
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use quorlock_core::client::{Request, Response, Spec};
@@ -39,71 +38,72 @@ pub(super) enum Down {
 }
 
 #[derive(Debug)]
-pub(super) enum Event {
-    /// A message arrives at the host of a node.
-    Up { conn: Conn, number: u64, message: Up },
-    /// A message arrives at a process.
-    Down { conn: Conn, number: u64, message: Down },
-    /// The node learns that the connection has ended.
-    NodeLosesConnection { conn: Conn },
-    /// The process learns that the connection has ended.
-    ProcessLosesConnection { conn: Conn },
-    /// The node has work that no command requested.
-    NodeWakes { node: usize },
-    /// The node has finished a command, and can read the next one.
-    NodeIsFree { node: usize },
-    /// A timer fires: of a state machine, the links, the renewals, or a connection.
-    Timer { process: usize, timer: u64 },
-    /// A process that was paused has read its sockets.
-    Reads { process: usize },
-    /// A caller does its next step.
-    Caller { process: usize, caller: usize, number: u64 },
-    /// The fault `index / 2` of the plan begins if `index` is even, and ends if it is odd.
-    Fault { index: usize },
-    /// The whole fleet is checked.
-    Sample,
+pub(super) enum Message {
+    Up(Up),
+    Down(Down),
 }
 
-struct Entry {
-    at: Ns,
-    number: u64,
-    event: Event,
+#[derive(Debug)]
+pub(super) enum Event {
+    Arrives {
+        conn: Conn,
+        number: u64,
+        message: Message,
+    },
+    /// The node learns that the connection has ended.
+    NodeLosesConnection {
+        conn: Conn,
+    },
+    /// The process learns that the connection has ended.
+    ProcessLosesConnection {
+        conn: Conn,
+    },
+    /// The node has work that no command requested.
+    NodeWakes {
+        node: usize,
+    },
+    /// The node has finished a command, and can read the next one.
+    NodeIsFree {
+        node: usize,
+    },
+    /// A timer fires: of a state machine, the links, the renewals, or a connection.
+    Timer {
+        process: usize,
+        timer: u64,
+    },
+    /// A process that was paused has read its sockets.
+    Reads {
+        process: usize,
+    },
+    /// A caller does its next step.
+    Caller {
+        process: usize,
+        caller: usize,
+        number: u64,
+    },
+    /// The fault `index / 2` of the plan begins if `index` is even, and ends if it is odd.
+    Fault {
+        index: usize,
+    },
+    /// The whole fleet is checked.
+    Sample,
 }
 
 /// Future events, in order. Events of the same time keep the order in which they were added.
 #[derive(Default)]
 pub(super) struct Events {
-    heap: BinaryHeap<Entry>,
+    /// By time and number.
+    queue: BTreeMap<(Ns, u64), Event>,
     next: u64,
 }
 
 impl Events {
     pub(super) fn add(&mut self, at: Ns, event: Event) {
         self.next += 1;
-        self.heap.push(Entry { at, number: self.next, event });
+        self.queue.insert((at, self.next), event);
     }
 
     pub(super) fn pop(&mut self) -> Option<(Ns, Event)> {
-        self.heap.pop().map(|entry| (entry.at, entry.event))
+        self.queue.pop_first().map(|((at, _), event)| (at, event))
     }
 }
-
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.number).cmp(&(self.at, self.number))
-    }
-}
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Entry {}

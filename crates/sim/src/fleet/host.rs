@@ -523,7 +523,7 @@ impl World {
             }
             Command::Ping => Some(Response::Yes),
         };
-        if self.trace.is_on() {
+        if self.trace.is_some() {
             let (token, command) = (self.short(request.token), command_name(request.command));
             trace!(self, "n{node} {command} {keys:?} of {token}: {response:?}");
         }

@@ -6,7 +6,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::clock::{MS, Ns};
-use super::events::{Conn, Down, Event, Events, Up};
+use super::events::{Conn, Down, Event, Message, Up};
+use super::world::World;
 
 pub(super) struct Network {
     nodes: usize,
@@ -48,24 +49,33 @@ pub(super) struct Connection {
     /// The number of restarts of the node when it accepted the connection; `None` before that, and
     /// once the connection has ended for the node.
     pub(super) accepted_in_run: Option<u32>,
-    up: Stream<Up>,
-    down: Stream<Down>,
+    /// By direction.
+    streams: [Stream; 2],
 }
 
 /// One direction of a connection.
-struct Stream<M> {
+struct Stream {
     last_arrival: Ns,
     sent: u64,
     arrived: u64,
     /// The number of the first message that is lost.
     lost_from: u64,
     /// Messages that wait while the path is blocked.
-    held: VecDeque<M>,
+    held: VecDeque<Message>,
 }
 
-impl<M> Default for Stream<M> {
+impl Default for Stream {
     fn default() -> Self {
         Self { last_arrival: 0, sent: 0, arrived: 0, lost_from: u64::MAX, held: VecDeque::new() }
+    }
+}
+
+impl Message {
+    fn direction(&self) -> Direction {
+        match self {
+            Self::Up(_) => Direction::Up,
+            Self::Down(_) => Direction::Down,
+        }
     }
 }
 
@@ -103,63 +113,14 @@ impl Network {
         self.paths[process * self.nodes + node].open.clone()
     }
 
-    pub(super) fn connect(
-        &mut self,
-        process: usize,
-        node: usize,
-        now: Ns,
-        events: &mut Events,
-    ) -> Conn {
-        let conn = self.connections.len();
-        self.connections.push(Connection {
-            process,
-            node,
-            is_open: true,
-            accepted_in_run: None,
-            up: Stream::default(),
-            down: Stream::default(),
-        });
-        self.path(process, node).open.push(conn);
-        self.send_up(conn, Up::Connect, now, events);
-        conn
-    }
-
-    pub(super) fn send_up(&mut self, conn: Conn, message: Up, now: Ns, events: &mut Events) {
-        let connection = &mut self.connections[conn];
-        let path = &self.paths[connection.process * self.nodes + connection.node];
-        if path.blocked[Direction::Up as usize] > 0 || !connection.up.held.is_empty() {
-            connection.up.held.push_back(message);
-            return;
-        }
-        let (at, number) = connection.up.next(now + path.latency(&mut self.rng));
-        events.add(at, Event::Up { conn, number, message });
-    }
-
-    pub(super) fn send_down(&mut self, conn: Conn, message: Down, now: Ns, events: &mut Events) {
-        let connection = &mut self.connections[conn];
-        let path = &self.paths[connection.process * self.nodes + connection.node];
-        if path.blocked[Direction::Down as usize] > 0 || !connection.down.held.is_empty() {
-            connection.down.held.push_back(message);
-            return;
-        }
-        let (at, number) = connection.down.next(now + path.latency(&mut self.rng));
-        events.add(at, Event::Down { conn, number, message });
-    }
-
     /// Records the arrival of a message. Returns `false` if it was lost with its connection.
-    pub(super) fn arrives(&mut self, conn: Conn, number: u64, direction: Direction) -> bool {
+    pub(super) fn arrives(&mut self, conn: Conn, number: u64, message: &Message) -> bool {
         let connection = &mut self.connections[conn];
-        match direction {
-            Direction::Up => connection.up.arrives(number),
-            Direction::Down => connection.down.arrives(number) && connection.is_open,
-        }
-    }
-
-    /// Closes a connection on the side of the process, and tells the node.
-    pub(super) fn close(&mut self, conn: Conn, now: Ns, events: &mut Events) {
-        if std::mem::replace(&mut self.connections[conn].is_open, false) {
-            self.send_up(conn, Up::Close, now, events);
-        }
+        let direction = message.direction();
+        let is_received = connection.is_open || direction == Direction::Up;
+        let stream = &mut connection.streams[direction as usize];
+        stream.arrived = stream.arrived.max(number + 1);
+        number < stream.lost_from && is_received
     }
 
     /// Records that the process has learned of the end of a connection.
@@ -170,78 +131,91 @@ impl Network {
         self.path(process, node).open.retain(|&open| open != conn);
     }
 
-    /// Breaks a connection, as a router or a firewall does. Some of the messages to the node may
-    /// still arrive, and the node may learn of the end much later.
-    pub(super) fn reset(
-        &mut self,
-        conn: Conn,
-        node_learns_after: Ns,
-        now: Ns,
-        events: &mut Events,
-    ) {
-        let connection = &mut self.connections[conn];
-        let up = &mut connection.up;
-        let in_flight = up.sent - up.arrived;
-        up.lost_from = up.lost_from.min(up.arrived + self.rng.random_range(0..=in_flight));
-        up.held.clear();
-        connection.down.held.clear();
-        let path = &self.paths[connection.process * self.nodes + connection.node];
-        let process_learns = now + self.rng.random_range(0..=path.base);
-        connection.down.lost_from = connection.down.sent;
-        let node_learns =
-            up.last_arrival.max(now) + path.latency(&mut self.rng) + node_learns_after;
-        events.add(process_learns, Event::ProcessLosesConnection { conn });
-        events.add(node_learns, Event::NodeLosesConnection { conn });
-    }
-
     /// Blocks a direction of a path for a fault. Several faults may block it at the same time.
     pub(super) fn block(&mut self, process: usize, node: usize, direction: Direction) {
         self.path(process, node).blocked[direction as usize] += 1;
     }
+}
+
+impl World {
+    pub(super) fn connect(&mut self, process: usize, node: usize) -> Conn {
+        let conn = self.network.connections.len();
+        self.network.connections.push(Connection {
+            process,
+            node,
+            is_open: true,
+            accepted_in_run: None,
+            streams: [Stream::default(), Stream::default()],
+        });
+        self.network.path(process, node).open.push(conn);
+        self.send_up(conn, Up::Connect);
+        conn
+    }
+
+    pub(super) fn send_up(&mut self, conn: Conn, message: Up) {
+        self.send(conn, Message::Up(message), self.now);
+    }
+
+    pub(super) fn send_down(&mut self, conn: Conn, message: Down) {
+        self.send(conn, Message::Down(message), self.now);
+    }
+
+    fn send(&mut self, conn: Conn, message: Message, at: Ns) {
+        let Network { nodes, paths, connections, rng } = &mut self.network;
+        let connection = &mut connections[conn];
+        let path = &paths[connection.process * *nodes + connection.node];
+        let direction = message.direction() as usize;
+        let stream = &mut connection.streams[direction];
+        if path.blocked[direction] > 0 || !stream.held.is_empty() {
+            stream.held.push_back(message);
+            return;
+        }
+        // A message overtakes no earlier one.
+        stream.last_arrival = stream.last_arrival.max(at + path.latency(rng));
+        let number = stream.sent;
+        stream.sent += 1;
+        self.events.add(stream.last_arrival, Event::Arrives { conn, number, message });
+    }
+
+    /// Closes a connection on the side of the process, and tells the node.
+    pub(super) fn close(&mut self, conn: Conn) {
+        if std::mem::replace(&mut self.network.connections[conn].is_open, false) {
+            self.send_up(conn, Up::Close);
+        }
+    }
+
+    /// Breaks a connection, as a router or a firewall does. Some of the messages to the node may
+    /// still arrive, and the node may learn of the end much later.
+    pub(super) fn reset(&mut self, conn: Conn, node_learns_after: Ns) {
+        let Network { nodes, paths, connections, rng } = &mut self.network;
+        let connection = &mut connections[conn];
+        let [up, down] = &mut connection.streams;
+        let in_flight = up.sent - up.arrived;
+        up.lost_from = up.lost_from.min(up.arrived + rng.random_range(0..=in_flight));
+        up.held.clear();
+        down.held.clear();
+        let path = &paths[connection.process * *nodes + connection.node];
+        let process_learns = self.now + rng.random_range(0..=path.base);
+        down.lost_from = down.sent;
+        let node_learns = up.last_arrival.max(self.now) + path.latency(rng) + node_learns_after;
+        self.events.add(process_learns, Event::ProcessLosesConnection { conn });
+        self.events.add(node_learns, Event::NodeLosesConnection { conn });
+    }
 
     /// Ends a fault that blocks a direction of a path. Once no fault blocks the direction, the held
     /// messages are sent with a random delay.
-    pub(super) fn unblock(
-        &mut self,
-        process: usize,
-        node: usize,
-        direction: Direction,
-        now: Ns,
-        events: &mut Events,
-    ) {
-        let path = self.path(process, node);
+    pub(super) fn unblock(&mut self, process: usize, node: usize, direction: Direction) {
+        let path = self.network.path(process, node);
         path.blocked[direction as usize] -= 1;
         if path.blocked[direction as usize] > 0 {
             return;
         }
         for conn in path.open.clone() {
-            let sent_again = now + self.rng.random_range(0..=200 * MS);
-            match direction {
-                Direction::Up => {
-                    for message in std::mem::take(&mut self.connections[conn].up.held) {
-                        self.send_up(conn, message, sent_again, events);
-                    }
-                }
-                Direction::Down => {
-                    for message in std::mem::take(&mut self.connections[conn].down.held) {
-                        self.send_down(conn, message, sent_again, events);
-                    }
-                }
+            let sent_again = self.now + self.network.rng.random_range(0..=200 * MS);
+            let stream = &mut self.network.connections[conn].streams[direction as usize];
+            for message in std::mem::take(&mut stream.held) {
+                self.send(conn, message, sent_again);
             }
         }
-    }
-}
-
-impl<M> Stream<M> {
-    /// Returns the arrival time and the number of the next message, which overtakes no earlier one.
-    fn next(&mut self, arrival: Ns) -> (Ns, u64) {
-        self.last_arrival = self.last_arrival.max(arrival);
-        self.sent += 1;
-        (self.last_arrival, self.sent - 1)
-    }
-
-    fn arrives(&mut self, number: u64) -> bool {
-        self.arrived = self.arrived.max(number + 1);
-        number < self.lost_from
     }
 }

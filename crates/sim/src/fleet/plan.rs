@@ -1,7 +1,9 @@
 //! The plan that a seed draws: the fleet, the habits of its programs, the network, and the faults.
 
+use std::fmt;
 use std::sync::Arc;
 
+use clap::ValueEnum;
 use quorlock_core::Ttl;
 use quorlock_core::client::{Keys, Spec, limits};
 use rand::rngs::StdRng;
@@ -19,26 +21,20 @@ pub(super) const WALL_OFFSET_US: i64 = 500_000;
 pub(super) const RECOVERY: Ns = 3 * SECOND;
 
 /// The kinds of lock in a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LockKind {
-    /// Exclusive locks of one key or of several at once.
+    /// Exclusive locks of one key or of several at once
     Exclusive,
-    /// Shared locks beside exclusive locks of the same keys. Exclusive locks may become shared.
+    /// Shared locks beside exclusive locks of the same keys, which may become shared
     Shared,
-    /// Semaphores and other locks of one of several keys, beside exclusive locks of the same keys.
+    /// Semaphores and other locks of one of several keys, beside exclusive locks of the same keys
     Permits,
 }
 
-impl LockKind {
-    pub const ALL: [Self; 3] = [Self::Exclusive, Self::Shared, Self::Permits];
-
-    /// The name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Exclusive => "exclusive",
-            Self::Shared => "shared",
-            Self::Permits => "permits",
-        }
+impl fmt::Display for LockKind {
+    /// Writes the name on the command line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.to_possible_value().expect("no kind is hidden").get_name())
     }
 }
 

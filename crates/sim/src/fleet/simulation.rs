@@ -11,13 +11,13 @@ use rand::{RngExt as _, SeedableRng as _};
 use super::caller::Caller;
 use super::checks::{Checks, SAMPLE_EVERY};
 use super::clock::{ClientClock, MS, NodeClock, Ns, SECOND};
-use super::events::Event;
+use super::events::{Event, Message};
 use super::host::{Host, State};
 use super::mutant::Broken;
 use super::network::{Direction, Network, Path};
 use super::plan::{FaultKind, Plan, WALL_OFFSET_US};
 use super::process::Process;
-use super::world::{Trace, World};
+use super::world::World;
 use super::{Mutant, Report};
 
 /// Time that a process needs to read its sockets after a pause: less than `LATE_READ_PAUSE`.
@@ -71,7 +71,7 @@ impl Simulation {
         });
         let hosts = hosts.collect();
         let network = Network::new(plan.nodes, paths, rng.random());
-        let world = World::new(&plan, hosts, network, Trace::new(traced));
+        let world = World::new(&plan, hosts, network, traced);
         let processes = (0..plan.processes).map(|index| {
             let (raw_ppm, boot_ppm) = plan.client_ppm[index];
             let offset = Duration::from_millis(rng.random_range(0..1_000_000));
@@ -131,9 +131,16 @@ impl Simulation {
     fn happen(&mut self, event: Event) {
         let world = &mut self.world;
         match event {
-            Event::Up { conn, number, message } => {
-                if world.network.arrives(conn, number, Direction::Up) {
-                    world.arrive(conn, message);
+            Event::Arrives { conn, number, message } => {
+                if !world.network.arrives(conn, number, &message) {
+                    return;
+                }
+                match message {
+                    Message::Up(message) => world.arrive(conn, message),
+                    Message::Down(_) => {
+                        let process = world.network.connection(conn).process;
+                        self.happen_in(process, Event::Arrives { conn, number, message });
+                    }
                 }
             }
             Event::NodeLosesConnection { conn } => world.node_loses(conn),
@@ -141,12 +148,6 @@ impl Simulation {
             Event::NodeIsFree { node } => world.read(node),
             Event::Fault { index } => self.fault(index),
             Event::Sample => self.sample(),
-            Event::Down { conn, number, .. } => {
-                if world.network.arrives(conn, number, Direction::Down) {
-                    let process = world.network.connection(conn).process;
-                    self.happen_in(process, event);
-                }
-            }
             Event::ProcessLosesConnection { conn } => {
                 let process = world.network.connection(conn).process;
                 self.happen_in(process, event);
@@ -167,7 +168,9 @@ impl Simulation {
             return;
         }
         match event {
-            Event::Down { conn, message, .. } => process.receive(conn, message, world),
+            Event::Arrives { conn, message: Message::Down(message), .. } => {
+                process.receive(conn, message, world);
+            }
             Event::ProcessLosesConnection { conn } => {
                 process.lose(conn, "the connection was reset", world);
             }
@@ -184,12 +187,11 @@ impl Simulation {
         if begins {
             trace!(world, "FAULT for {} ms: {:?}", (fault.to - fault.from) / MS, fault.kind);
         }
-        let now = world.now;
         match &fault.kind {
             FaultKind::Reset { pairs, node_learns_after } => {
                 for &(process, node) in pairs.iter().filter(|_| begins) {
                     for conn in world.network.of_path(process, node) {
-                        world.network.reset(conn, *node_learns_after, now, &mut world.events);
+                        world.reset(conn, *node_learns_after);
                     }
                 }
             }
@@ -202,7 +204,7 @@ impl Simulation {
                         if begins {
                             world.network.block(process, node, way);
                         } else {
-                            world.network.unblock(process, node, way, now, &mut world.events);
+                            world.unblock(process, node, way);
                         }
                     }
                 }
@@ -354,7 +356,7 @@ impl Simulation {
             commands: self.world.commands,
             events: self.events,
             lasted: Duration::from_nanos(self.world.now),
-            trace: self.world.trace.into_lines(),
+            trace: self.world.trace.unwrap_or_default(),
         }
     }
 }

@@ -2,15 +2,14 @@
 //! facts for the checkers.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
 use quorlock_core::client::{Reason, Spec, Token};
 use quorlock_core::quorum::{ExtensionVerdict, Moment, Ownership};
 
 use super::claims::{Claims, MachineId};
-use super::clock::{MS, Ns};
-use super::events::{Conn, Down, Events, Up};
+use super::clock::Ns;
+use super::events::Events;
 use super::host::Host;
 use super::network::Network;
 use super::plan::Plan;
@@ -18,9 +17,11 @@ use super::plan::Plan;
 /// Writes a line of the trace, if it was requested.
 macro_rules! trace {
     ($world:expr, $($line:tt)*) => {
-        if $world.trace.is_on() {
-            let now = $world.now;
-            $world.trace.line(now, format_args!($($line)*));
+        if let Some(lines) = &mut $world.trace {
+            use std::fmt::Write as _;
+            let (now, ms) = ($world.now, $crate::fleet::clock::MS);
+            let _ = write!(lines, "{:>8}.{:06} ", now / ms, now % ms);
+            let _ = writeln!(lines, $($line)*);
         }
     };
 }
@@ -32,7 +33,8 @@ pub(super) struct World {
     pub(super) network: Network,
     pub(super) hosts: Vec<Host>,
     pub(super) claims: Claims,
-    pub(super) trace: Trace,
+    /// One line for each important event; `None` unless a trace was requested.
+    pub(super) trace: Option<String>,
     /// Facts about the present event. The checkers take them at its end.
     pub(super) notes: Vec<Note>,
     /// Locks that no caller has attached yet.
@@ -58,33 +60,6 @@ pub(super) struct World {
     /// Largest number of locks of one set of keys that were held at the same time.
     pub(super) most_together: usize,
     pub(super) locks: u64,
-}
-
-/// The trace of a run: one line for each important event.
-#[derive(Debug, Default)]
-pub(super) struct Trace {
-    /// `None` unless the trace was requested.
-    lines: Option<String>,
-}
-
-impl Trace {
-    pub(super) fn new(is_on: bool) -> Self {
-        Self { lines: is_on.then(String::new) }
-    }
-
-    pub(super) fn is_on(&self) -> bool {
-        self.lines.is_some()
-    }
-
-    pub(super) fn line(&mut self, now: Ns, line: fmt::Arguments<'_>) {
-        if let Some(lines) = &mut self.lines {
-            let _ = writeln!(lines, "{:>8}.{:06} {line}", now / MS, now % MS);
-        }
-    }
-
-    pub(super) fn into_lines(self) -> String {
-        self.lines.unwrap_or_default()
-    }
 }
 
 pub(super) struct DetachedLock {
@@ -148,14 +123,19 @@ pub(super) struct FailedCall {
 }
 
 impl World {
-    pub(super) fn new(plan: &Arc<Plan>, hosts: Vec<Host>, network: Network, trace: Trace) -> Self {
+    pub(super) fn new(
+        plan: &Arc<Plan>,
+        hosts: Vec<Host>,
+        network: Network,
+        is_traced: bool,
+    ) -> Self {
         Self {
             now: 0,
             events: Events::default(),
             hosts,
             network,
             claims: Claims::new(plan.nodes, plan.names.len()),
-            trace,
+            trace: is_traced.then(String::new),
             notes: Vec::new(),
             detached: Vec::new(),
             ended_by_operator: Vec::new(),
@@ -172,14 +152,6 @@ impl World {
             locks: 0,
             plan: Arc::clone(plan),
         }
-    }
-
-    pub(super) fn send_up(&mut self, conn: Conn, message: Up) {
-        self.network.send_up(conn, message, self.now, &mut self.events);
-    }
-
-    pub(super) fn send_down(&mut self, conn: Conn, message: Down) {
-        self.network.send_down(conn, message, self.now, &mut self.events);
     }
 
     pub(super) fn record_revoked_answer(&mut self, token: Token, node: usize) {

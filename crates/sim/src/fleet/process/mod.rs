@@ -210,8 +210,7 @@ impl Process {
     }
 
     fn connect(&mut self, node: usize, kind: ConnectionKind, world: &mut World) -> Conn {
-        let now = world.now;
-        let conn = world.network.connect(self.index, node, now, &mut world.events);
+        let conn = world.connect(self.index, node);
         let connection = Connection {
             node,
             kind,
@@ -244,7 +243,7 @@ impl Process {
 
     fn close(&mut self, conn: Conn, world: &mut World) {
         if self.connections.remove(&conn).is_some() {
-            world.network.close(conn, world.now, &mut world.events);
+            world.close(conn);
         }
     }
 
@@ -371,7 +370,7 @@ impl Process {
                 CONNECTIONS.. => {
                     let conn = usize::try_from(timer - CONNECTIONS).expect("an index");
                     if self.connections.get(&conn).is_some_and(|connection| !connection.is_ready) {
-                        world.network.close(conn, world.now, &mut world.events);
+                        world.close(conn);
                         self.lose(conn, "connecting took too long", world);
                     }
                 }
