@@ -104,7 +104,7 @@ impl Caller {
         if first > 0 && self.chance(first) {
             return 0;
         }
-        self.rng.random_range(0..plan.key_sets.len())
+        self.rng.random_range(0..plan.key_indexes.len())
     }
 }
 
@@ -183,9 +183,9 @@ impl Process {
         let extends = usage.extends + u32::from(downgrades);
         let waits_without_limit = wait.is_none();
         this.usage = Some(Usage { extends, downgrade, waits_without_limit, ..usage });
-        let keys = &plan.key_sets[key_set];
+        let keys = plan.keys(key_set);
         let any = plan.any_sets.contains(&key_set).then(|| keys.clone());
-        let spec = Spec { mode, any, min_validity, ..Spec::exclusive(keys.clone(), ttl) };
+        let spec = Spec { mode, any, min_validity, ..Spec::exclusive(keys, ttl) };
         if let Err(error) = spec.check() {
             world.violate(format!("a plan has an impossible lock: {error}"));
         }

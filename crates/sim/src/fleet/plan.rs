@@ -1,11 +1,9 @@
 //! The plan that a seed draws: the fleet, the habits of its programs, the network, and the faults.
 
 use std::fmt;
-use std::sync::Arc;
 
 use clap::ValueEnum;
-use quorlock_core::Ttl;
-use quorlock_core::client::{Keys, Spec, limits};
+use quorlock_core::client::{Keys, limits};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -48,11 +46,9 @@ pub struct Plan {
     pub(super) callers: usize,
     /// Of all keys.
     pub(super) names: Vec<String>,
-    /// The sets of keys for which programs call.
-    pub(super) key_sets: Vec<Keys>,
-    /// For each of `key_sets`: its keys, as indexes of `names`.
+    /// The sets of keys for which programs call, as indexes of `names`.
     pub(super) key_indexes: Vec<Vec<usize>>,
-    /// Indexes of the `key_sets` of which a lock takes one key.
+    /// Indexes of the sets of which a lock takes one key.
     pub(super) any_sets: Vec<usize>,
     pub(super) kind: LockKind,
     pub(super) habits: Habits,
@@ -76,8 +72,6 @@ pub struct Plan {
     pub(super) commands_max: u64,
     pub(super) faults: Vec<Fault>,
     pub(super) mutant: Option<Mutant>,
-    /// The spec of PINGs, which belong to no lock.
-    pub(super) ping: Arc<Spec>,
     /// The interval of meetings, if there are any: moments at which all callers call.
     pub(super) meet_every: Option<Ns>,
     /// A node, and the interval at which one RELEASE to it is lost.
@@ -202,27 +196,18 @@ impl Plan {
         });
         let client_ppm = client_ppm.collect();
         let node_ppm = (0..nodes).map(|_| ppm(rng, spread)).collect();
+        let many = limits::WAIT_CONNECTIONS_MAX;
         let mut this = Self {
             seed,
             nodes,
             processes,
             callers,
-            key_sets: sets(&names, &key_indexes),
             names,
             key_indexes,
             any_sets,
             kind,
             habits,
-            wait_connections: pick(
-                rng,
-                &[
-                    limits::WAIT_CONNECTIONS_MAX,
-                    limits::WAIT_CONNECTIONS_MAX,
-                    limits::WAIT_CONNECTIONS_MAX,
-                    1,
-                    2,
-                ],
-            ),
+            wait_connections: pick(rng, &[many, many, many, 1, 2]),
             max_waiters: pick(rng, &[1000, 1000, 1000, 1000, 1, 4]),
             max_clock_skew_ms: pick(rng, &[5000, 60_000]),
             rejoin_delay_ms: TTL_MAX_MS,
@@ -234,7 +219,6 @@ impl Plan {
             commands_max,
             faults: Vec::new(),
             mutant: None,
-            ping: ping(),
             meet_every: None,
             lost_release_every: None,
         };
@@ -267,6 +251,11 @@ impl Plan {
     pub fn with_mutant(mut self, mutant: Mutant) -> Self {
         self.mutant = Some(mutant);
         self
+    }
+
+    /// Returns the keys of a set.
+    pub(super) fn keys(&self, set: usize) -> Keys {
+        self.key_indexes[set].iter().map(|&key| self.names[key].as_str()).collect()
     }
 
     pub(super) fn key_index(&self, name: &[u8]) -> usize {
@@ -385,7 +374,6 @@ impl Plan {
             self.names.truncate(1);
             self.key_indexes = vec![vec![0]];
         }
-        self.key_sets = sets(&self.names, &self.key_indexes);
         let base = rng.random_range(50_000..MS);
         let path = |_| (base, rng.random_range(0..=base));
         self.paths = (0..self.nodes * self.processes).map(path).collect();
@@ -469,7 +457,6 @@ impl Plan {
                     break (names, key_indexes);
                 }
             };
-            self.key_sets = sets(&self.names, &self.key_indexes);
         }
         if rng.random_range(0..4) > 0 {
             self.faults.clear();
@@ -598,16 +585,6 @@ impl FaultKind {
             }
         }
     }
-}
-
-fn ping() -> Arc<Spec> {
-    let ttl = Ttl::from_ms(1000).expect("a second is a ttl");
-    Arc::new(Spec::exclusive(Keys::from_iter([""; 0]), ttl))
-}
-
-fn sets(names: &[String], key_indexes: &[Vec<usize>]) -> Vec<Keys> {
-    let set = |keys: &Vec<usize>| keys.iter().map(|&key| names[key].as_str()).collect();
-    key_indexes.iter().map(set).collect()
 }
 
 fn pick<T: Copy>(rng: &mut StdRng, choices: &[T]) -> T {

@@ -1,7 +1,6 @@
 //! The state that all parts of a run share: the time, the network, the nodes, the trace, and the
 //! facts for the checkers.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use quorlock_core::client::{Reason, Spec, Token};
@@ -79,8 +78,6 @@ pub(super) struct Call {
     pub(super) due: Option<Moment>,
     /// For each node: when the last request that it refused was sent.
     pub(super) asked_at: Vec<Ns>,
-    /// When each request was sent, by number.
-    pub(super) sent: BTreeMap<u64, Ns>,
     /// For each node: when the last request of any kind was sent to it.
     pub(super) sent_at: Vec<Ns>,
     /// Whether the call has sent any request.

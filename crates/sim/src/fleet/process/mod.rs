@@ -5,9 +5,10 @@ mod use_of_locks;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use quorlock_core::Ttl;
 use quorlock_core::client::{
-    ClientState, Command, Context, Hello, LinkAction, Links, NodeError, Places, RENEWALS, Random,
-    Request, Response, Shard, Spec, Token, Topology, limits,
+    ClientState, Command, Context, Hello, Keys, LinkAction, Links, NodeError, Places, RENEWALS,
+    Random, Request, Response, Shard, Spec, Token, Topology, limits,
 };
 use quorlock_core::node_set::SetReport;
 use quorlock_core::quorum::{Majority, Moment};
@@ -80,7 +81,6 @@ struct Connection {
     is_ready: bool,
     /// Whether to close the connection as soon as nothing is in flight on it.
     is_retired: bool,
-    /// The numbers of the requests, and when each PING was sent.
     in_flight: VecDeque<InFlight>,
 }
 
@@ -91,9 +91,10 @@ enum ConnectionKind {
     Wait(Option<u64>),
 }
 
+/// What a response answers, and when that was sent.
 #[derive(Clone, Copy)]
 enum InFlight {
-    Request(u64),
+    Request(u64, Ns),
     Ping(Moment),
 }
 
@@ -195,7 +196,9 @@ impl Process {
                 }
                 LinkAction::Ping { node, connection } => {
                     let request = Request { token: Token::of_bits(0), command: Command::Ping };
-                    let spec = Arc::clone(&world.plan.ping);
+                    // A PING belongs to no lock.
+                    let ttl = Ttl::from_ms(1000).expect("a second is a ttl");
+                    let spec = Arc::new(Spec::exclusive(Keys::from_iter([""; 0]), ttl));
                     if let Some(conn) = self.shared_connection(node, connection) {
                         let sent = self.shared.now(world.now);
                         self.send_through(conn, InFlight::Ping(sent), request, spec, world);
@@ -300,7 +303,7 @@ impl Process {
             self.close(conn, world);
         }
         match (answered, kind) {
-            (InFlight::Request(number), _) => self.deliver(number, response, world),
+            (InFlight::Request(number, sent), _) => self.deliver(number, sent, response, world),
             (InFlight::Ping(sent), ConnectionKind::Shared(connection)) => {
                 let now = self.shared.now(world.now);
                 self.shared.client_state.round_trips.sample(node, now.since(sent));
@@ -318,7 +321,7 @@ impl Process {
         trace!(world, "p{} loses a connection to n{node}: {reason}", self.index);
         let error = NodeError::Down { reason: reason.to_owned() };
         let requests = in_flight.into_iter().filter_map(|sent| match sent {
-            InFlight::Request(number) => Some(number),
+            InFlight::Request(number, _) => Some(number),
             InFlight::Ping(_) => None,
         });
         let mut failed: Vec<u64> = requests.collect();
@@ -327,7 +330,7 @@ impl Process {
             ConnectionKind::Shared(number) => {
                 if self.tells_machines_first {
                     for request in std::mem::take(&mut failed) {
-                        self.deliver(request, &response, world);
+                        self.deliver(request, world.now, &response, world);
                     }
                 }
                 let now = self.shared.now(world.now);
@@ -345,7 +348,7 @@ impl Process {
             }
         }
         for request in failed {
-            self.deliver(request, &response, world);
+            self.deliver(request, world.now, &response, world);
         }
         self.settle(world);
     }
@@ -407,7 +410,7 @@ impl Process {
         world: &mut World,
     ) {
         if let Some(conn) = self.shared_connection(node, connection) {
-            self.send_through(conn, InFlight::Request(number), request, spec, world);
+            self.send_through(conn, InFlight::Request(number, world.now), request, spec, world);
         } else {
             let lost = Response::Failed(NodeError::connection_lost());
             self.local_responses.push_back((number, lost));
@@ -442,14 +445,16 @@ impl Process {
         if let Some(connection) = self.connections.get_mut(&conn) {
             connection.kind = ConnectionKind::Wait(Some(number));
         }
-        self.record_wait(number, world);
-        let machine = self.shard.asked(number).map(|(machine, _)| machine);
+        let machine = self.shard.asked(number).map(|(machine, _)| machine).unwrap_or_default();
+        if let Some(call) = self.unended.get_mut(&machine) {
+            call.has_asked = true;
+        }
         let mut ctx = self.shared.context(world.now);
         match self.shard.handle_wait_connection(number, &mut ctx) {
             Some((request, spec)) => {
-                let id = self.machine_id(machine.unwrap_or_default());
+                let id = self.machine_id(machine);
                 world.claims.assign(request.token, id);
-                self.send_through(conn, InFlight::Request(number), request, spec, world);
+                self.send_through(conn, InFlight::Request(number, world.now), request, spec, world);
             }
             None => self.free(conn, world),
         }

@@ -1,6 +1,5 @@
 //! What the callers of a process do with its shard, and the facts about it for the checkers.
 
-use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,7 +85,6 @@ impl Process {
             started: world.now,
             due,
             asked_at: at.clone(),
-            sent: BTreeMap::new(),
             sent_at: at,
             has_asked: false,
             renews,
@@ -209,7 +207,13 @@ impl Process {
     }
 
     /// Passes a response to the shard.
-    pub(super) fn deliver(&mut self, number: u64, response: &Response, world: &mut World) {
+    pub(super) fn deliver(
+        &mut self,
+        number: u64,
+        sent: Ns,
+        response: &Response,
+        world: &mut World,
+    ) {
         if let Some((machine, id)) = self.shard.asked(number) {
             let (node, round) = (id.node, id.round);
             let is_known = self.unended.contains_key(&machine)
@@ -223,9 +227,8 @@ impl Process {
             }
             if let Some(call) = self.unended.get_mut(&machine)
                 && matches!(response, Response::Held { .. } | Response::No)
-                && let Some(at) = call.sent.get(&number)
             {
-                call.asked_at[node] = *at;
+                call.asked_at[node] = sent;
             }
             if let Response::Failed(NodeError::Revoked { .. }) = response
                 && let Some(hold) = self.shard.hold(machine)
@@ -242,7 +245,7 @@ impl Process {
         while let Some(action) = self.shard.poll() {
             match action {
                 ShardAction::Send { number, machine, node, connection, request, spec } => {
-                    self.record_request((number, machine, node), &request, world);
+                    self.record_request(machine, node, &request, world);
                     self.send(number, (node, connection), request, spec, world);
                 }
                 ShardAction::Wait { number, node } => self.start_wait(number, node, world),
@@ -276,15 +279,9 @@ impl Process {
         }
     }
 
-    fn record_request(
-        &mut self,
-        (number, machine, node): (u64, u64, usize),
-        request: &Request,
-        world: &mut World,
-    ) {
+    fn record_request(&mut self, machine: u64, node: usize, request: &Request, world: &mut World) {
         let id = self.machine_id(machine);
         if let Some(call) = self.unended.get_mut(&machine) {
-            call.sent.insert(number, world.now);
             call.sent_at[node] = world.now;
             call.has_asked = true;
             let own_token = match request.command {
@@ -299,14 +296,6 @@ impl Process {
             && matches!(request.command, Command::Extend { .. })
         {
             lock.round_began = world.now;
-        }
-    }
-
-    pub(super) fn record_wait(&mut self, number: u64, world: &World) {
-        let Some((machine, _)) = self.shard.asked(number) else { return };
-        if let Some(call) = self.unended.get_mut(&machine) {
-            call.has_asked = true;
-            call.sent.insert(number, world.now);
         }
     }
 
@@ -409,7 +398,7 @@ impl Process {
     pub(in crate::fleet) fn settle(&mut self, world: &mut World) {
         loop {
             if let Some((number, response)) = self.local_responses.pop_front() {
-                self.deliver(number, &response, world);
+                self.deliver(number, world.now, &response, world);
             } else if let Some((node, connection)) = self.suspicions.pop_front() {
                 let now = self.shared.now(world.now);
                 self.links.handle_suspicion(node, connection, now, &self.shared.client_state);
