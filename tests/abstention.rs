@@ -119,19 +119,6 @@ fn rejoin_delay_of_zero_votes_at_once_and_logs_a_warning() {
 }
 
 #[test]
-fn rejoin_delay_may_be_shorter_or_longer_than_the_largest_ttl() {
-    for delay_ms in [400, 1200] {
-        let begun = Instant::now();
-        let server = Server::with_module()
-            .arg("lock.max-ttl", 1000)
-            .arg("lock.rejoin-delay", delay_ms)
-            .start()
-            .unwrap();
-        assert_votes_again_after(&mut server.connection(), begun, Duration::from_millis(delay_ms));
-    }
-}
-
-#[test]
 fn abstention_is_measured_on_a_clock_that_never_steps() {
     for step_ms in [3_600_000, -3_600_000] {
         let clock = WallClock::new();

@@ -180,21 +180,6 @@ fn operator_commands_alone_are_in_admin_and_dangerous() {
 }
 
 #[test]
-fn module_is_loaded_again_although_its_category_remains() {
-    let server = server();
-    let connection = &mut server.connection();
-    for _ in 0..3 {
-        command("MODULE UNLOAD lock").exec(connection).unwrap();
-        let module = quorlock_testkit::module_path().unwrap();
-        let mut load = command("MODULE LOAD");
-        load.arg(module.to_str()).arg("rejoin-delay").arg(0).exec(connection).unwrap();
-        command("LOCK.ACQUIRE k token 60000").exec(connection).unwrap();
-        // After an unload, a key that is not released stays as a foreign string.
-        command("LOCK.RELEASE k token").exec(connection).unwrap();
-    }
-}
-
-#[test]
 fn user_of_one_key_can_end_the_lock_of_several() {
     let server = server();
     let connection = &mut server.connection();

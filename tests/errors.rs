@@ -246,25 +246,6 @@ fn any_bytes_are_valid_as_key_and_token() {
 }
 
 #[test]
-fn full_server_refuses_new_locks_and_serves_held_ones() {
-    let (_server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE held a 30000");
-    let expires_at = cli.expires_at_ms("held");
-    cli.reply("CONFIG SET maxmemory 1");
-    assert_eq!(
-        refused(&mut cli, &command("LOCK.ACQUIRE k s3cret 1000")),
-        "OOM command not allowed when used memory > 'maxmemory'."
-    );
-    cli.ask::<i64>("LOCK.EXTEND held a 60000");
-    assert!(cli.expires_at_ms("held") > expires_at);
-    cli.ask::<i64>("LOCK.EXTEND held a 60000 TOKEN b");
-    assert_eq!(cli.reply("LOCK.REVOKE held"), Int(1));
-    assert_eq!(cli.reply("LOCK.RELEASE held b"), Int(1));
-    cli.reply("CONFIG SET maxmemory 0");
-    cli.ask::<i64>("LOCK.ACQUIRE k s3cret 1000");
-}
-
-#[test]
 fn huge_arguments_are_not_copied() {
     // The words before and after the argument.
     let refusals = [

@@ -1,6 +1,5 @@
 //! Keyspace events, caches and WATCH behave as with the equivalent plain commands.
 
-use std::collections::HashSet;
 use std::sync::mpsc;
 
 use crate::common::{PATIENCE, RedisCli, server, server_and_cli};
@@ -159,19 +158,6 @@ fn only_the_configured_classes_of_events_are_published() {
     }
 }
 
-#[test]
-fn inspect_reply_can_be_cached() {
-    let (server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    let mut cache = Cache::of_k(&server);
-    cli.reply("DEL k");
-    assert_eq!(cache.invalidated().len(), 1, "what GET showed");
-    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    cache.cli.reply("LOCK.INSPECT k");
-    cli.reply("LOCK.RELEASE k a");
-    assert_eq!(cache.invalidated().len(), 1);
-}
-
 /// Commands that raise a fence to `@`, without a change of the key.
 const FENCE_CHANGES: [&str; 2] = ["LOCK.EXTEND k a 1 FENCE @", "LOCK.MEXTEND 2 k l a 1 FENCE @"];
 
@@ -327,22 +313,4 @@ fn readers_that_come_and_go_abort_watching_transactions() {
         watcher.reply("MULTI");
         assert_eq!(watcher.reply("EXEC"), Nil, "{line}: the reply of INSPECT has changed");
     }
-}
-
-#[test]
-fn every_end_by_deadline_sends_one_event() {
-    const LOCKS: usize = 100;
-    let (server, mut cli) = server_and_cli();
-    cli.reply("CONFIG SET notify-keyspace-events Ex");
-    let mut connection = server.connection();
-    let mut listener = connection.as_pubsub();
-    listener.subscribe(&["__keyevent@0__:expired", "end"]).unwrap();
-    for n in 0..LOCKS {
-        cli.ask::<i64>(&format!("LOCK.ACQUIRE k{n} a {}", 1 + n));
-    }
-    eventually(PATIENCE, "all have ended", || cli.reply("DBSIZE") == Int(0));
-    cli.reply("PUBLISH end .");
-    let expired = until_end(&mut listener);
-    assert_eq!(expired.len(), LOCKS);
-    assert_eq!(expired.iter().collect::<HashSet<_>>().len(), LOCKS);
 }

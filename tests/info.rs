@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::common::{PATIENCE, command, server};
-use quorlock_testkit::{Inject as _, Server, WallClock, eventually};
+use quorlock_testkit::{Server, eventually};
 use redis::{Connection, cmd};
 
 const CONFIGURATION: &str = include_str!("../docs/operations/configuration.md");
@@ -147,65 +147,4 @@ fn abstaining_master_that_refuses_writes_says_so_and_a_replica_abstains() {
     assert_eq!(state(connection).1.as_deref(), Some("too-few-replicas"));
     send(connection, "REPLICAOF 127.0.0.1 1");
     assert_eq!(state(connection), ("abstaining".into(), None));
-}
-
-#[test]
-fn each_change_of_a_lock_is_counted_once() {
-    let clock = WallClock::new();
-    let server = Server::with_module().wall_clock(&clock).start().unwrap();
-    let connection = &mut server.connection();
-    let counted = |connection: &mut Connection| {
-        let mut counters = info(connection);
-        counters.retain(|name, value| {
-            !["version", "state", "max_ttl_ms", "rejoin_delay_ms"].contains(&name.as_str())
-                && value != "0"
-        });
-        counters.into_iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>()
-    };
-    assert_eq!(counted(connection), [""; 0]);
-
-    for line in [
-        "LOCK.ACQUIRE a token 60000",
-        "LOCK.ACQUIRE a other 60000",
-        "LOCK.EXTEND a token 60000",
-        "LOCK.RELEASE a token",
-        "LOCK.ACQUIRE b token 60000",
-        "DEL b",
-        "LOCK.ACQUIRE c token 60000",
-        "FLUSHALL",
-    ] {
-        send(connection, line);
-    }
-    eventually(PATIENCE, "the flush is noticed", || number(connection, "leases") == 0);
-    send(connection, "LOCK.ACQUIRE d token 1");
-    eventually(PATIENCE, "the lock ends", || number(connection, "ended_by_deadline") == 1);
-    send(connection, "LOCK.ACQUIRE e token 60000");
-    clock.step_ms(120_000);
-    eventually(PATIENCE, "the step is noticed", || {
-        number(connection, "saved_from_clock_step") == 1
-    });
-    let all = [
-        "ended_by_deadline 1",
-        "ended_by_operator 2",
-        "extends 1",
-        "grants 5",
-        "leases 1",
-        "refusals 1",
-        "releases 1",
-        "saved_from_clock_step 1",
-    ];
-    assert_eq!(counted(connection), all);
-    send(connection, "LOCK.REVOKE e");
-    let all = [&all[..7], &["revoked 1"], &all[7..]].concat();
-    assert_eq!(counted(connection), all);
-    // Without another command about locks, nothing is counted in the next quarter of a second.
-    let quarter_seconds = |connection: &mut Connection| -> u64 {
-        let info: String = cmd("INFO").arg("server").query(connection).expect("it answers");
-        let us =
-            info.lines().find_map(|line| line.strip_prefix("server_time_usec:")).expect("the time");
-        us.parse::<u64>().expect("a number") / 250_000
-    };
-    let before = quarter_seconds(connection);
-    eventually(PATIENCE, "a moment passes", || quarter_seconds(connection) > before + 1);
-    assert_eq!(counted(connection), all);
 }

@@ -33,6 +33,8 @@ fn unload_is_refused_while_a_client_waits() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
+    let shown = format!("{:?}", cli.reply("LOCK.INSPECT k"));
+    assert!(shown.contains("unix"), "the address of the waiter: {shown}");
     let unload =
         || cmd("MODULE").arg("UNLOAD").arg("lock").query::<Value>(&mut server.connection());
     assert!(unload().is_err());
