@@ -7,8 +7,7 @@ use std::mem::take;
 
 use quorlock_core::node::{Budget, Job, TURN_LIMIT_US, WriteConditions};
 
-use crate::ffi::{Ctx, LogLevel, clock};
-use crate::keyspace::ServerKeyspace;
+use crate::ffi::{Ctx, LogLevel, ServerKeyspace, clock};
 use crate::module;
 
 pub(crate) fn run(ctx: &Ctx<'_>) {

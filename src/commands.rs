@@ -6,9 +6,8 @@ use quorlock_core::{Fence, Ttl};
 use crate::docs;
 use crate::error::CommandError;
 use crate::ffi::command::Keys;
-use crate::ffi::{Arg, Args, Ctx, Name, clock};
+use crate::ffi::{Arg, Args, Ctx, Name, ServerKeyspace, clock};
 use crate::inspection;
-use crate::keyspace::ServerKeyspace;
 use crate::module;
 use crate::request::{self, KeysAndToken, Options, ScanTerms};
 

@@ -8,13 +8,12 @@
 //! - [`request`]: parses arguments.
 //! - [`error`]: the error replies of the commands.
 //! - [`docs`]: the table of the commands, and the reply of `LOCK.HELP`.
-//! - [`keyspace`]: gives the node access to the server's keys and clients.
 //! - [`server_events`]: passes the server's events on to the node.
 //! - [`before_sleep`]: runs the node's jobs at the end of each turn of the server's loop.
 //! - [`module`]: the state of the loaded module.
 //! - [`config`]: the settings `lock.*`.
 //! - [`info`]: the fields of `INFO lock`.
-//! - [`ffi`]: all unsafe code.
+//! - [`ffi`]: all unsafe code, with the keys and clients of the server.
 
 // Only contributors read the docs of this crate, so links to private items are allowed.
 #![allow(rustdoc::private_intra_doc_links)]
@@ -27,7 +26,6 @@ mod error;
 mod ffi;
 mod info;
 mod inspection;
-mod keyspace;
 mod module;
 mod request;
 mod server_events;

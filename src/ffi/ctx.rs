@@ -2,13 +2,10 @@ use std::ffi::{CStr, CString, c_void};
 use std::fmt::Display;
 use std::marker::PhantomData;
 
-use quorlock_core::node::Listeners;
 use redis_module::raw;
 
-use super::Arg;
 use super::api;
 use super::command::KeyFlags;
-use super::info::ServerInfo;
 
 /// The context of one call from the server.
 pub(crate) struct Ctx<'a> {
@@ -36,12 +33,6 @@ impl Ctx<'_> {
     pub(crate) fn db(&self) -> u32 {
         // SAFETY: a live context.
         unsafe { api!(RedisModule_GetSelectedDb(self.ctx)) }.unsigned_abs()
-    }
-
-    pub(crate) fn select_db(&self, db: u32) {
-        let db = i32::try_from(db).expect("the number came from the server");
-        // SAFETY: a live context.
-        unsafe { api!(RedisModule_SelectDb(self.ctx, db)) };
     }
 
     pub(crate) fn reply_integer(&self, value: i64) {
@@ -95,77 +86,6 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_ReplyWithError(self.ctx, text.as_ptr())) };
     }
 
-    /// Propagates a SET with an absolute expiry. Its receivers need no module.
-    pub(crate) fn propagate_set(&self, key: Arg<'_>, value: Arg<'_>, expires_at_ms: u64) {
-        let at = i64::try_from(expires_at_ms).unwrap_or(i64::MAX);
-        // SAFETY: a live context; "sscl" is two strings, a C string and a long long.
-        unsafe {
-            let ptr = c"SET".as_ptr();
-            api!(RedisModule_Replicate(
-                self.ctx,
-                ptr,
-                c"sscl".as_ptr(),
-                key.as_ptr(),
-                value.as_ptr(),
-                c"PXAT".as_ptr(),
-                at
-            ))
-        };
-    }
-
-    pub(crate) fn propagate_expire(&self, key: Arg<'_>, expires_at_ms: u64) {
-        let at = i64::try_from(expires_at_ms).unwrap_or(i64::MAX);
-        // SAFETY: a live context; "sl" is a string and a long long.
-        unsafe {
-            api!(RedisModule_Replicate(
-                self.ctx,
-                c"PEXPIREAT".as_ptr(),
-                c"sl".as_ptr(),
-                key.as_ptr(),
-                at
-            ))
-        };
-    }
-
-    pub(crate) fn propagate_delete(&self, key: Arg<'_>) {
-        // SAFETY: a live context; "s" is a string.
-        unsafe {
-            api!(RedisModule_Replicate(self.ctx, c"DEL".as_ptr(), c"s".as_ptr(), key.as_ptr()))
-        };
-    }
-
-    /// Counts a change that a command does not propagate, for the server's save points.
-    ///
-    /// Call it only without listeners: the server then counts the change and discards the command.
-    pub(crate) fn count_change_of_command(&self) {
-        // SAFETY: a live context of a command.
-        unsafe { api!(RedisModule_ReplicateVerbatim(self.ctx)) };
-    }
-
-    /// Counts a change outside of a command, like [`Ctx::count_change_of_command`].
-    pub(crate) fn count_change(&self) {
-        // SAFETY: a live context; the empty format has no arguments.
-        unsafe { api!(RedisModule_Replicate(self.ctx, c"PING".as_ptr(), c"".as_ptr())) };
-    }
-
-    /// The listeners that the server reports. A listener whose field is missing counts as present.
-    pub(crate) fn listeners(&self) -> Listeners {
-        let any = |section: &ServerInfo, fields: &[&CStr]| {
-            fields.iter().any(|field| section.number(field).is_none_or(|value| value != 0))
-        };
-        let replication = ServerInfo::read(c"replication");
-        let persistence = ServerInfo::read(c"persistence");
-        Listeners {
-            append_only_file: any(&persistence, &[c"aof_enabled"]),
-            backlog: any(&replication, &[c"repl_backlog_active"]),
-            replicas: any(&replication, &[c"connected_slaves"]),
-            child: any(
-                &persistence,
-                &[c"rdb_bgsave_in_progress", c"aof_rewrite_in_progress", c"aof_rewrite_scheduled"],
-            ),
-        }
-    }
-
     /// Whether the server is Valkey, and not Redis.
     pub(super) fn is_valkey(&self) -> bool {
         let mut function: *const c_void = std::ptr::null();
@@ -192,11 +112,6 @@ impl Ctx<'_> {
         unsafe {
             api!(RedisModule_KeyAtPosWithFlags(self.ctx, index as i32, flags.bits() as i32));
         }
-    }
-
-    pub(crate) fn publishes_keyspace_events(&self) -> bool {
-        // SAFETY: needs nothing.
-        unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) != 0 }
     }
 
     /// Whether no other module is loaded. Call it while this module loads and is not yet listed.
@@ -247,12 +162,6 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_GetContextFlags(self.ctx)) }
     }
 
-    /// Whether the server has reached its `maxmemory`.
-    pub(crate) fn memory_is_short(&self) -> bool {
-        // SAFETY: needs nothing.
-        unsafe { api!(RedisModule_GetUsedMemoryRatio()) >= 1.0 }
-    }
-
     /// The value of a config of the server; `None` if it has no such config. Call it only at the
     /// end of a turn.
     pub(crate) fn config(&self, name: &CStr) -> Option<String> {
@@ -277,38 +186,6 @@ impl Ctx<'_> {
             api!(RedisModule_FreeCallReply(reply));
             value
         }
-    }
-
-    /// Whether the server must not write now: clients are paused, or it fails over to a replica.
-    pub(crate) fn writes_are_paused(&self) -> bool {
-        // SAFETY: needs nothing.
-        unsafe { api!(RedisModule_AvoidReplicaTraffic()) != 0 }
-    }
-
-    /// Invalidates WATCH and client-side caches of the key.
-    pub(crate) fn signal_modified(&self, key: Arg<'_>) {
-        // SAFETY: a live context and a live string.
-        unsafe { api!(RedisModule_SignalModifiedKey(self.ctx, key.as_ptr())) };
-    }
-
-    /// Sends a keyspace event of the string commands.
-    pub(crate) fn notify_string(&self, event: &CStr, key: Arg<'_>) {
-        self.notify(raw::REDISMODULE_NOTIFY_STRING, event, key);
-    }
-
-    pub(crate) fn notify_generic(&self, event: &CStr, key: Arg<'_>) {
-        self.notify(raw::REDISMODULE_NOTIFY_GENERIC, event, key);
-    }
-
-    pub(crate) fn notify_expired(&self, key: Arg<'_>) {
-        self.notify(raw::REDISMODULE_NOTIFY_EXPIRED, c"expired", key);
-    }
-
-    fn notify(&self, class: i32, event: &CStr, key: Arg<'_>) {
-        // SAFETY: a live context, a live string; the name is only read during the call.
-        unsafe {
-            api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, event.as_ptr(), key.as_ptr()))
-        };
     }
 
     /// Writes a line to the server's log. It must not contain a key, a token or other client data.

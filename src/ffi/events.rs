@@ -3,11 +3,10 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 
-use quorlock_core::node::ServerEvent;
+use quorlock_core::node::{KeyEvent, ServerEvent};
 use redis_module::raw;
 
-use super::{Arg, Ctx, Key, api, clock, entry};
-use crate::keyspace::key_event;
+use super::{Arg, Ctx, api, clock, entry, keyspace};
 use crate::server_events::Removal;
 use crate::{before_sleep, server_events};
 
@@ -69,6 +68,20 @@ unsafe extern "C" fn on_keyspace_event(
     raw::REDISMODULE_OK as c_int
 }
 
+/// Translates the name of a keyspace event; `None` if it does not concern locks.
+fn key_event(name: &[u8]) -> Option<KeyEvent> {
+    match name {
+        b"expired" => Some(KeyEvent::Expired),
+        b"evicted" => Some(KeyEvent::Evicted),
+        b"del" | b"rename_from" | b"move_from" => Some(KeyEvent::Removed),
+        b"rename_to" | b"move_to" | b"copy_to" | b"restore" => Some(KeyEvent::Replaced),
+        // EXPIRE sends this event, and so does a SET with an expiry, which replaces the value.
+        // `server_events` adds the length of the value, which tells a mirror from other values.
+        b"expire" => Some(KeyEvent::ExpirySet { value_bytes: None }),
+        _ => None,
+    }
+}
+
 /// Reports that Valkey is about to remove or replace the value of a key.
 unsafe extern "C" fn on_value_removed(
     ctx: *mut raw::RedisModuleCtx,
@@ -76,7 +89,7 @@ unsafe extern "C" fn on_value_removed(
     subevent: u64,
     data: *mut c_void,
 ) {
-    if data.is_null() || Key::is_changed_by_module() {
+    if data.is_null() || keyspace::is_changing() {
         return;
     }
     let removal = match subevent {

@@ -3,7 +3,7 @@
 //! - [`entry`]: the server's entry points: load, unload, and calls of commands.
 //! - [`Arg`], [`Args`], [`Name`]: strings of the server: lent by it, or made by this module.
 //! - [`Ctx`]: the context of a call: replies, propagates, notifies.
-//! - [`Key`]: an open key.
+//! - [`ServerKeyspace`], [`Key`]: what the node does with the server's keys and clients.
 //! - [`Blocked`]: the clients that wait.
 //! - [`Client`]: the identity of a client.
 //! - [`command`]: registers the commands and their documentation.
@@ -35,13 +35,13 @@ mod ctx;
 mod entry;
 pub(crate) mod events;
 pub(crate) mod info;
-mod key;
+mod keyspace;
 mod timer;
 
 pub(crate) use arg::{Arg, Args, Name};
 pub(crate) use blocked::{Blocked, Client};
 pub(crate) use ctx::{Ctx, LogLevel};
-pub(crate) use key::Key;
+pub(crate) use keyspace::{Key, ServerKeyspace};
 pub(crate) use timer::Timer;
 
 /// Calls a function of the module API.
