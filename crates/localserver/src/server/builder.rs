@@ -1,6 +1,6 @@
 use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -9,38 +9,55 @@ use super::directory::Directory;
 use crate::{Server, StartError, find_server_binary, module_path};
 
 /// The settings of a [`Server`]; made by [`Server::builder`] and [`Server::with_module`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[must_use = "nothing runs until `start` is called"]
 pub struct ServerBuilder {
-    binary: Option<PathBuf>,
+    /// The program; empty for the one of [`find_server_binary`].
+    pub(super) binary: PathBuf,
     module: Module,
-    settings: Settings,
+    module_args: Vec<String>,
+    directives: Vec<(String, String)>,
+    config_file: Option<PathBuf>,
+    environment: Vec<(OsString, OsString)>,
+    hooks: Vec<Arc<dyn StartHook>>,
     directory: Option<PathBuf>,
     listen: Listen,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 enum Module {
-    #[default]
     None,
     /// The module of [`module_path()`], which searches for it, or builds it, at the start.
     Quorlock,
     At(PathBuf),
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 enum Listen {
-    #[default]
     Unix,
-    Tcp {
-        port: Option<u16>,
-    },
+    Tcp { port: Option<u16> },
+}
+
+impl Default for ServerBuilder {
+    fn default() -> Self {
+        Self {
+            binary: PathBuf::new(),
+            module: Module::None,
+            module_args: Vec::new(),
+            directives: DEFAULT_DIRECTIVES.map(|(name, value)| (name.into(), value.into())).into(),
+            config_file: None,
+            environment: Vec::new(),
+            hooks: Vec::new(),
+            directory: None,
+            listen: Listen::Unix,
+        }
+    }
 }
 
 impl ServerBuilder {
     /// Runs this server program instead of the one of [`find_server_binary`].
     pub fn binary(mut self, path: impl Into<PathBuf>) -> Self {
-        self.binary = Some(path.into());
+        self.binary = path.into();
         self
     }
 
@@ -60,13 +77,13 @@ impl ServerBuilder {
     pub fn without_module(mut self) -> Self {
         self.module = Module::None;
         // A server refuses the configuration of a module that it does not load.
-        self.settings.directives.retain(|(name, _)| !name.starts_with("lock."));
+        self.directives.retain(|(name, _)| !name.starts_with("lock."));
         self
     }
 
     /// Adds an argument of the module.
     pub fn module_arg(mut self, word: impl Into<String>) -> Self {
-        self.settings.module_args.push(word.into());
+        self.module_args.push(word.into());
         self
     }
 
@@ -76,26 +93,26 @@ impl ServerBuilder {
     /// [`ServerBuilder::tcp`] and [`ServerBuilder::tcp_port`].
     #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers by value")]
     pub fn arg(mut self, name: impl Into<String>, value: impl ToString) -> Self {
-        self.settings.set(name.into(), value.to_string());
+        self.set(name.into(), value.to_string());
         self
     }
 
     /// Uses a redis.conf of the caller. All other settings override it, because the server reads it
     /// first. `CONFIG REWRITE` overwrites the file.
     pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.settings.config_file = Some(absolute(path.into()));
+        self.config_file = Some(absolute(&path.into()));
         self
     }
 
     /// Sets a variable of the server's environment.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
-        self.settings.environment.push((name.into(), value.into()));
+        self.environment.push((name.into(), value.into()));
         self
     }
 
     /// Runs `hook` at each start, and keeps it until the server is dropped.
     pub fn on_start(mut self, hook: Arc<dyn StartHook>) -> Self {
-        self.settings.hooks.push(hook);
+        self.hooks.push(hook);
         self
     }
 
@@ -122,25 +139,57 @@ impl ServerBuilder {
     /// server with a password answers NOAUTH instead, even while it loads.
     ///
     /// If the server does not answer within 10 s, or ends, the error quotes the end of its log.
-    pub fn start(self) -> Result<Server, StartError> {
-        let mut settings = self.settings;
-        settings.binary = match self.binary {
+    pub fn start(mut self) -> Result<Server, StartError> {
+        let path = &self.binary;
+        if path.as_os_str().is_empty() {
+            self.binary = find_server_binary()?;
+        } else if path.components().count() > 1 || path.exists() {
             // A name without a directory is looked up on PATH.
-            Some(path) if path.components().count() == 1 && !path.exists() => path,
-            Some(path) => absolute(path),
-            None => find_server_binary()?,
+            self.binary = absolute(path);
+        }
+        self.module = match self.module {
+            Module::None => Module::None,
+            Module::Quorlock => Module::At(module_path()?),
+            Module::At(path) => Module::At(absolute(&path)),
         };
-        settings.module = match self.module {
-            Module::None => None,
-            Module::Quorlock => Some(module_path()?),
-            Module::At(path) => Some(absolute(path)),
-        };
-        let directory = Directory::prepare(self.directory)?;
+        let directory = Directory::prepare(self.directory.clone())?;
         let address = match self.listen {
             Listen::Unix => Address::unix_in(directory.path())?,
             Listen::Tcp { port } => Address::tcp(port)?,
         };
-        Server::start(directory, address, settings)
+        Server::start(directory, address, self)
+    }
+
+    pub(super) fn set(&mut self, name: String, value: String) {
+        match self.directives.iter_mut().find(|(existing, _)| existing.eq_ignore_ascii_case(&name))
+        {
+            Some((_, existing)) => *existing = value,
+            None => self.directives.push((name, value)),
+        }
+    }
+
+    /// Returns the command that starts the server, once [`start`](Self::start) has found the program
+    /// and the module.
+    pub(super) fn command(&self, address: &Address) -> Command {
+        let mut command = Command::new(&self.binary);
+        // The server reads a configuration file only as its first argument.
+        command.args(&self.config_file);
+        // If a directive is repeated, the server uses the last one. So the caller's directives
+        // follow those of the address.
+        for (name, value) in address.directives() {
+            command.arg(format!("--{name}")).arg(value);
+        }
+        for (name, value) in &self.directives {
+            command.arg(format!("--{name}")).arg(value);
+        }
+        if let Module::At(module) = &self.module {
+            command.arg("--loadmodule").arg(module).args(&self.module_args);
+        }
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        for hook in &self.hooks {
+            hook.prepare(&mut command);
+        }
+        command
     }
 }
 
@@ -161,67 +210,7 @@ pub trait StartHook: fmt::Debug + Send + Sync {
     fn prepare(&self, command: &mut Command);
 }
 
-/// The command line that a restart repeats, without the address.
-#[derive(Clone, Debug)]
-pub(super) struct Settings {
-    /// Set when the server is started.
-    pub(super) binary: PathBuf,
-    /// As above.
-    pub(super) module: Option<PathBuf>,
-    pub(super) module_args: Vec<String>,
-    pub(super) directives: Vec<(String, String)>,
-    pub(super) config_file: Option<PathBuf>,
-    pub(super) environment: Vec<(OsString, OsString)>,
-    pub(super) hooks: Vec<Arc<dyn StartHook>>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            binary: PathBuf::new(),
-            module: None,
-            module_args: Vec::new(),
-            directives: DEFAULT_DIRECTIVES.map(|(name, value)| (name.into(), value.into())).into(),
-            config_file: None,
-            environment: Vec::new(),
-            hooks: Vec::new(),
-        }
-    }
-}
-
 /// Makes a path absolute, because the server runs in another directory than the caller.
-fn absolute(path: PathBuf) -> PathBuf {
-    std::path::absolute(&path).unwrap_or(path)
-}
-
-impl Settings {
-    pub(super) fn set(&mut self, name: String, value: String) {
-        match self.directives.iter_mut().find(|(existing, _)| existing.eq_ignore_ascii_case(&name))
-        {
-            Some((_, existing)) => *existing = value,
-            None => self.directives.push((name, value)),
-        }
-    }
-
-    pub(super) fn command(&self, address: &Address) -> Command {
-        let mut command = Command::new(&self.binary);
-        // The server reads a configuration file only as its first argument.
-        command.args(&self.config_file);
-        // If a directive is repeated, the server uses the last one. So the caller's directives
-        // follow those of the address.
-        for (name, value) in address.directives() {
-            command.arg(format!("--{name}")).arg(value);
-        }
-        for (name, value) in &self.directives {
-            command.arg(format!("--{name}")).arg(value);
-        }
-        if let Some(module) = &self.module {
-            command.arg("--loadmodule").arg(module).args(&self.module_args);
-        }
-        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        for hook in &self.hooks {
-            hook.prepare(&mut command);
-        }
-        command
-    }
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
 }

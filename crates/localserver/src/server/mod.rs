@@ -17,7 +17,6 @@ use std::{io, thread};
 
 use self::address::Address;
 pub use self::address::ReservedPort;
-use self::builder::Settings;
 pub use self::builder::{ServerBuilder, StartHook};
 use self::directory::Directory;
 use self::process::Process;
@@ -47,7 +46,7 @@ pub struct Server {
     // This field precedes the directory: fields are dropped in order, and the process writes to the
     // directory until it ends.
     process: Option<Process>,
-    settings: Settings,
+    settings: ServerBuilder,
     address: Address,
     directory: Directory,
 }
@@ -71,7 +70,7 @@ impl Server {
     fn start(
         directory: Directory,
         address: Address,
-        settings: Settings,
+        settings: ServerBuilder,
     ) -> Result<Self, StartError> {
         let mut server = Self { process: None, settings, address, directory };
         for _ in 1..START_ATTEMPTS_MAX {
