@@ -73,6 +73,10 @@ impl Meter {
 }
 
 impl LaneMeter {
+    pub(super) fn add_waiting(&self, bytes: usize) {
+        self.waiting_bytes.fetch_add(bytes as u64, Relaxed);
+    }
+
     pub(super) fn drop_waiting(&self, bytes: usize) {
         self.dropped_bytes.fetch_add(bytes as u64, Relaxed);
         self.waiting_bytes.fetch_sub(bytes as u64, Relaxed);
