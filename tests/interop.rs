@@ -6,7 +6,7 @@
 //! The mirror expires no earlier than the lock, however old the server's cached time is.
 //! [crates/faults/steps](../crates/faults/steps) has the other commands of an operator.
 
-use crate::common::{PATIENCE, RedisCli, command, info, server, server_and_cli};
+use crate::common::{PATIENCE, RedisCli, command, info, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Int, Nil, Okay};
 
@@ -38,41 +38,6 @@ fn plain_clients_and_holders_exclude_each_other() {
     assert_eq!(cli.reply("LOCK.EXTEND k ours 60000"), Nil);
     assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(0));
     assert!(cli.ask::<i64>("LOCK.ACQUIRE k next 60000") > first);
-}
-
-#[test]
-fn operator_that_overwrites_the_key_ends_the_lock() {
-    let server = server();
-    let (mut operator, mut cli) = (RedisCli::new(&server), RedisCli::new(&server));
-    operator.reply("SET other theirs");
-    let dump: Vec<u8> = operator.ask("DUMP other");
-    let commands = [
-        command("SET k theirs"),
-        command("SET k theirs XX KEEPTTL"),
-        command("GETSET k theirs"),
-        command("MSET k theirs x y"),
-        command("SETRANGE k 0 theirs"),
-        command("APPEND k theirs"),
-        command("SETBIT k 0 1"),
-        command("COPY other k REPLACE"),
-        command("RENAME other k"),
-        command("RESTORE k 0").arg(dump).arg("REPLACE").clone(),
-    ];
-    for write in commands {
-        for ask in ["LOCK.EXTEND k ours 60000", "LOCK.RELEASE k ours"] {
-            operator.reply("FLUSHALL");
-            operator.reply("SET other theirs");
-            cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
-            operator.run::<Value>(&write);
-            let written = cli.reply("GET k");
-            assert_eq!(cli.fence("k"), None, "a foreign string now");
-            assert!(matches!(cli.reply(ask), Nil | Int(0)), "{ask}");
-            assert_eq!(cli.reply("GET k"), written, "the node leaves the foreign string unchanged");
-            assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil);
-            operator.reply("DEL k");
-            cli.ask::<i64>("LOCK.ACQUIRE k next 60000");
-        }
-    }
 }
 
 const ACQUIRE: &str = "LOCK.ACQUIRE k token 60000";
