@@ -43,15 +43,13 @@ struct Load {
     requests: Vec<String>,
     /// The answers to one batch.
     answers: Vec<u8>,
-    /// The shortest time of a command on each of the three servers.
-    best: [Duration; 3],
+    /// The shortest time of a command on each of the two servers.
+    best: [Duration; 2],
 }
 
 /// Measures plain `SET` and `GET` of other keys on a server that also holds 100,000 leases.
 ///
-/// The peers are a server without the module that holds the same locks as strings of `SET NX PX`,
-/// and one that holds no locks. The latter is faster: as soon as any key has an expiry, a server
-/// looks up the expiry of each requested key.
+/// The peer is a server without the module that holds the same locks as strings of `SET NX PX`.
 pub(crate) fn plain(effort: Effort) -> anyhow::Result<Vec<Row>> {
     let mut loads = [
         Load::new("SET", "+OK\r\n", |key| {
@@ -62,7 +60,6 @@ pub(crate) fn plain(effort: Effort) -> anyhow::Result<Vec<Row>> {
     for _ in 0..SERVERS {
         let servers = [
             Server::with_module().tcp().arg("lock.max-ttl", PLAIN_TTL_MS).start()?,
-            Server::builder().without_module().tcp().start()?,
             Server::builder().without_module().tcp().start()?,
         ];
         let leases = pipelines(LOCKS, |key, token| {
@@ -86,19 +83,16 @@ pub(crate) fn plain(effort: Effort) -> anyhow::Result<Vec<Row>> {
                 }
             }
         }
-        for (server, locks) in servers.iter().zip([LOCKS, LOCKS, 0]) {
+        for server in &servers {
             let keys: u32 = cmd("DBSIZE").query(&mut server.connection())?;
-            ensure!(keys == KEYS + locks, "{keys} keys instead of {KEYS} and {locks} locks");
+            ensure!(keys == KEYS + LOCKS, "{keys} keys instead of {KEYS} and {LOCKS} locks");
         }
     }
-    let rows = |Load { name, best: [ours, locks, empty], .. }: Load| {
+    let row = |Load { name, best: [ours, locks], .. }: Load| {
         let case = format!("a plain `{name}` at full load, beside {LOCKS} leases");
-        [
-            Row::of_times(&*case, ours, "beside as many `SET NX PX`", locks, Some(PLAIN_RATIO_MAX)),
-            Row::of_times(&*case, ours, "on an empty server", empty, None),
-        ]
+        Row::of_times(case, ours, "beside as many `SET NX PX`", locks, Some(PLAIN_RATIO_MAX))
     };
-    Ok(loads.into_iter().flat_map(rows).collect())
+    Ok(loads.map(row).into())
 }
 
 impl Load {
@@ -111,7 +105,7 @@ impl Load {
             name,
             requests: (0..KEYS / PIPELINED).map(batch).collect(),
             answers: answer.repeat(PIPELINED as usize).into_bytes(),
-            best: [Duration::MAX; 3],
+            best: [Duration::MAX; 2],
         }
     }
 

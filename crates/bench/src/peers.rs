@@ -6,7 +6,6 @@
 
 use futures_util::future::try_join_all;
 use quorlock_testkit::{Accident, Direction, Disk};
-use tokio::task::JoinSet;
 
 use crate::Effort;
 use crate::clients::{FailingNodes, Kind, LockClient};
@@ -61,9 +60,8 @@ struct Setup {
     condition: Condition,
     client: LockClient,
     rslock: LockClient,
-    alone: Latencies,
-    ten_at_once: Latencies,
-    rslock_alone: Latencies,
+    ours: Latencies,
+    peers: Latencies,
     _nodes: FailingNodes,
 }
 
@@ -76,7 +74,7 @@ pub(crate) async fn measure(effort: Effort) -> anyhow::Result<Vec<Row>> {
     for round in 0..effort.count(ROUNDS) + WARM_UP_ROUNDS {
         for (index, setup) in setups.iter_mut().enumerate() {
             if round == WARM_UP_ROUNDS {
-                setup.forget();
+                (setup.ours, setup.peers) = (Latencies::new(), Latencies::new());
             }
             setup.run_round().await?;
             if index == 0 {
@@ -87,7 +85,7 @@ pub(crate) async fn measure(effort: Effort) -> anyhow::Result<Vec<Row>> {
     let (healthy, faulty) = setups.split_at_mut(HEALTHY.len());
     // The peer mostly waits, so all faults are measured at the same time.
     try_join_all(faulty.iter_mut().map(|setup| setup.run_rslock(PEER_LOCKS))).await?;
-    let [ours, peer] = [&healthy[0].alone, &healthy[0].rslock_alone].map(Latencies::p50);
+    let (ours, peer) = (healthy[0].ours.p50(), healthy[0].peers.p50());
     let max = Some(RATIO_TO_PEER_MAX);
     let mut rows = vec![Row::of_times("three nodes", ours, "rslock 0.10", peer, max)];
     for setup in faulty {
@@ -105,51 +103,31 @@ impl Setup {
         if let Some(accident) = condition.accident {
             nodes.inject(accident)?;
         }
-        let [alone, ten_at_once, rslock_alone] = [(); 3].map(|()| Latencies::new());
-        Ok(Self { condition, client, rslock, alone, ten_at_once, rslock_alone, _nodes: nodes })
-    }
-
-    fn forget(&mut self) {
-        for latencies in [&mut self.alone, &mut self.ten_at_once, &mut self.rslock_alone] {
-            *latencies = Latencies::new();
-        }
+        let (ours, peers) = (Latencies::new(), Latencies::new());
+        Ok(Self { condition, client, rslock, ours, peers, _nodes: nodes })
     }
 
     async fn run_rslock(&mut self, locks: usize) -> anyhow::Result<()> {
         for _ in 0..locks {
-            self.rslock_alone.record(self.rslock.lock_once(KEY).await?);
+            self.peers.record(self.rslock.lock_once(KEY).await?);
         }
         Ok(())
     }
 
-    /// Acquires locks one after the other, and then as many at once.
     async fn run_round(&mut self) -> anyhow::Result<()> {
         for _ in 0..LOCKS_PER_ROUND {
-            self.alone.record(self.client.lock_once(KEY).await?);
-        }
-        let mut locks = JoinSet::new();
-        for n in 0..LOCKS_PER_ROUND {
-            let client = self.client.clone();
-            locks.spawn(async move { client.lock_once(&format!("orders/{n}")).await });
-        }
-        while let Some(took) = locks.join_next().await {
-            self.ten_at_once.record(took??);
+            self.ours.record(self.client.lock_once(KEY).await?);
         }
         Ok(())
     }
 
     /// Returns the figures beside those of healthy nodes, and beside the peer with the same fault.
-    fn rows(&self, healthy: &Self) -> [Row; 3] {
-        let row = |load: &str, ours: &Latencies, peer_name, peer: &Latencies, max| {
-            let case = format!("one of three {}{load}", self.condition.name);
-            Row::of_times(case, ours.p50(), peer_name, peer.p50(), max)
-        };
+    fn rows(&self, healthy: &Self) -> [Row; 2] {
+        let (case, ours) = (format!("one of three {}", self.condition.name), self.ours.p50());
         let (beside, max) = (healthy.condition.name, Some(RATIO_TO_HEALTHY_MAX));
-        let at_once = ", ten locks at once";
         [
-            row("", &self.alone, beside, &healthy.alone, max),
-            row(at_once, &self.ten_at_once, beside, &healthy.ten_at_once, max),
-            row("", &self.alone, "rslock 0.10", &self.rslock_alone, None),
+            Row::of_times(&*case, ours, beside, healthy.ours.p50(), max),
+            Row::of_times(&*case, ours, "rslock 0.10", self.peers.p50(), None),
         ]
     }
 }
