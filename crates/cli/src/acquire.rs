@@ -1,18 +1,15 @@
 //! `quorlock acquire`; and what it shares with `quorlock run`: options, and the wait for the lock.
 
-use std::cell::Cell;
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
 use std::future::pending;
 use std::io::{IsTerminal as _, stderr};
 use std::os::unix::ffi::OsStrExt as _;
-use std::pin::pin;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use quorlock_client::{AcquireError, Lock, LockBuilder, Quorum};
-use quorlock_core::client::limits::COMPARE_PERMITS_AFTER;
 use tokio::time::sleep;
 
 use crate::config::Defaults;
@@ -30,7 +27,7 @@ pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(10);
 /// command.
 const TTL_MIN: Duration = Duration::from_millis(100);
 /// How long to wait for a lock that is in use before saying who holds it. Most waits are shorter.
-const TELL_HOLDER_AFTER: Duration = Duration::from_secs(1);
+const NOTICE_AFTER: Duration = Duration::from_secs(1);
 /// How long to wait for silent nodes at the end. A lease that remains on one of them ends by its
 /// ttl.
 pub(crate) const FLUSH_LIMIT: Duration = Duration::from_millis(250);
@@ -115,8 +112,8 @@ async fn acquire_and_print(
     let ttl = check_ttl(args.ttl.or(defaults.ttl).unwrap_or(DEFAULT_TTL))?;
     let owner = args.owner.or(defaults.owner).unwrap_or_else(handle::default_owner);
     let builder = args.kind.lock(quorum, &args.key).ttl(ttl).owner(owner);
-    let acquiring = Box::pin(try_then_wait(builder, called_at, wait, false));
-    let acquired = comparing_permits(quorum, &args.key, args.kind.permits, acquiring).await;
+    let warn_of_larger = async || args.kind.warn_of_larger(quorum, &args.key).await;
+    let acquired = Box::pin(try_then_wait(builder, called_at, wait, false, warn_of_larger)).await;
     let lock = acquired.map_err(|error| not_acquired(error, exit::CONFLICT, true))?;
     args.format.detach_and_print(quorum, lock).await?;
     Ok(ExitCode::SUCCESS)
@@ -135,7 +132,7 @@ pub(crate) struct KindArgs {
     ///
     /// KEY is then a semaphore. Give the same number everywhere.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with = "shared")]
-    pub(crate) permits: Option<u8>,
+    permits: Option<u8>,
 }
 
 /// The options of `run` and `acquire` that say how long to wait.
@@ -168,6 +165,22 @@ impl KindArgs {
             None => quorum.lock(key),
         }
     }
+
+    /// Warns if the lock is a permit, and another client uses a larger number of permits.
+    pub(crate) async fn warn_of_larger(&self, quorum: &Quorum, name: &OsStr) {
+        let Some(permits) = self.permits.map(usize::from) else { return };
+        if let Some(larger) = quorum.larger_permits(name.as_bytes(), permits).await {
+            warn_of_larger(name.as_bytes(), permits, larger);
+        }
+    }
+}
+
+pub(crate) fn warn_of_larger(name: &[u8], permits: usize, larger_permits: usize) {
+    say(format_args!(
+        "warning: another client gives {} at least {larger_permits} permits, so more than {permits} \
+         can be held at once: use the same `--permits` everywhere",
+        escape_short(name)
+    ));
 }
 
 impl WaitArgs {
@@ -194,77 +207,53 @@ pub(crate) fn check_ttl(ttl: Duration) -> anyhow::Result<Duration> {
     Ok(ttl)
 }
 
-/// Awaits `acquiring`. Once that has taken [`COMPARE_PERMITS_AFTER`], or found all permits taken,
-/// warns if another client uses a larger number of permits.
-pub(crate) async fn comparing_permits(
-    quorum: &Quorum,
-    name: &OsStr,
-    permits: Option<u8>,
-    acquiring: impl Future<Output = Result<Lock, AcquireError>>,
-) -> Result<Lock, AcquireError> {
-    let Some(permits) = permits.map(usize::from) else { return acquiring.await };
-    let name = name.as_bytes();
-    let has_compared = Cell::new(false);
-    let compare = async || {
-        if !has_compared.replace(true)
-            && let Some(larger) = quorum.larger_permits(name, permits).await
-        {
-            warn_of_larger(name, permits, larger);
-        }
-    };
-    // The comparison must not delay the grant.
-    let compare_later = async {
-        sleep(COMPARE_PERMITS_AFTER).await;
-        compare().await;
-        pending::<Infallible>().await
-    };
-    let acquired = tokio::select! {
-        biased;
-        acquired = acquiring => acquired,
-        never = compare_later => match never {},
-    };
-    if matches!(acquired, Err(AcquireError::Held { .. } | AcquireError::TimedOut { .. })) {
-        compare().await;
-    }
-    acquired
-}
-
 /// Tries once, and then waits for the lock. `wait` counts from `called_at`, and so includes the
 /// time to connect.
 ///
-/// Prints why it waits: at once, or after [`TELL_HOLDER_AFTER`] if the lock is merely in use. Then
-/// it prints this only on a terminal or if `verbose`, so that cron sends no mail.
+/// Prints why it waits: at once, or after [`NOTICE_AFTER`] if the lock is merely in use. Then it
+/// prints this only on a terminal or if `verbose`, so that cron sends no mail. After that time, or
+/// if the lock is held, also calls `warn_of_larger`, which must not delay the grant.
 pub(crate) async fn try_then_wait(
     builder: LockBuilder,
     called_at: Instant,
     wait: Duration,
     verbose: bool,
+    warn_of_larger: impl AsyncFn(),
 ) -> Result<Lock, AcquireError> {
     let reason = match builder.try_acquire().await {
         Err(error) if called_at.elapsed() < wait && !waiting_cannot_help(&error) => error,
         Err(AcquireError::Held { nodes, .. }) => {
+            warn_of_larger().await;
             return Err(AcquireError::Held { nodes, holder: builder.holder().await });
         }
         decided => return decided,
     };
     let builder = builder.wait(wait.saturating_sub(called_at.elapsed()));
+    let tells_holder = is_usual(&reason) && (verbose || stderr().is_terminal());
     if !is_usual(&reason) {
         say(format_args!("waiting: {}", exit::describe(&reason)));
-    } else if verbose || stderr().is_terminal() {
-        let mut acquiring = pin!(builder.acquire());
-        let telling = async {
-            sleep(TELL_HOLDER_AFTER).await;
-            builder.holder().await
-        };
-        let holder = tokio::select! {
-            biased;
-            acquired = &mut acquiring => return acquired,
-            holder = telling => holder,
-        };
-        say_in_background(format!("waiting: {}", exit::describe_wait(reason, holder)));
-        return acquiring.await;
     }
-    builder.acquire().await
+    let waits_since = Instant::now();
+    let notices = async {
+        sleep(NOTICE_AFTER).await;
+        if tells_holder {
+            let holder = builder.holder().await;
+            say_in_background(format!("waiting: {}", exit::describe_wait(reason, holder)));
+        }
+        warn_of_larger().await;
+        pending::<Infallible>().await
+    };
+    let acquired = tokio::select! {
+        biased;
+        acquired = builder.acquire() => acquired,
+        never = notices => match never {},
+    };
+    if matches!(acquired, Err(AcquireError::TimedOut { .. }))
+        && waits_since.elapsed() < NOTICE_AFTER
+    {
+        warn_of_larger().await;
+    }
+    acquired
 }
 
 /// Returns whether waiting cannot help: the request is invalid, or too many nodes fail permanently.
@@ -300,14 +289,6 @@ fn is_usual(error: &AcquireError) -> bool {
         AcquireError::NoQuorum { nodes } => 2 * nodes.failed().count() < nodes.0.len(),
         error => matches!(error, AcquireError::Held { .. }),
     }
-}
-
-pub(crate) fn warn_of_larger(name: &[u8], permits: usize, larger_permits: usize) {
-    say(format_args!(
-        "warning: another client gives {} at least {larger_permits} permits, so more than {permits} \
-         can be held at once: use the same `--permits` everywhere",
-        escape_short(name)
-    ));
 }
 
 #[cfg(test)]

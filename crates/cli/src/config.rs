@@ -1,17 +1,14 @@
 //! Configuration files: their places and their contents.
 
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use std::{env, fmt, fs};
+use std::{env, fs};
 
 use anyhow::{Context as _, anyhow};
 use etcetera::BaseStrategy as _;
 use etcetera::base_strategy::Xdg;
-use serde::Deserialize;
-use serde::de::value::SeqAccessDeserializer;
-use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::values;
 
@@ -20,8 +17,6 @@ const SYSTEM_FILE: &str = "/etc/quorlock.toml";
 const USER_FILE_NAME: &str = "quorlock.toml";
 /// The environment variable that names the only file to read.
 const VARIABLE: &str = "QUORLOCK_CONFIG";
-/// The permission bit that lets users other than the owner and the group read a file.
-const READABLE_BY_OTHERS: u32 = 0o004;
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -120,31 +115,23 @@ fn parse(text: &str) -> Result<ConfigFile, String> {
     })
 }
 
-pub(crate) fn is_readable_by_others(path: &Path) -> bool {
-    fs::metadata(path)
-        .is_ok_and(|metadata| metadata.mode() & READABLE_BY_OTHERS != 0 && metadata.is_file())
+/// A list of nodes, or one string with commas, as in `QUORLOCK_NODES`. The error quotes neither:
+/// they may contain passwords.
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a list of nodes, such as [\"redis://a:6379\", \"redis://b:6379\"]"
+)]
+enum NodeList {
+    Text(String),
+    List(Vec<String>),
 }
 
-/// Reads a list of nodes, or one string with commas, as in `QUORLOCK_NODES`. Accepts the string,
-/// because serde's own error would quote it, password included.
 fn node_list<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
-    struct NodeList;
-    impl<'de> Visitor<'de> for NodeList {
-        type Value = Vec<String>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a list of nodes, such as [\"redis://a:6379\", \"redis://b:6379\"]")
-        }
-
-        fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-            Ok(text.split(',').map(str::to_owned).collect())
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, sequence: A) -> Result<Self::Value, A::Error> {
-            Vec::deserialize(SeqAccessDeserializer::new(sequence))
-        }
-    }
-    value.deserialize_any(NodeList)
+    NodeList::deserialize(value).map(|nodes| match nodes {
+        NodeList::Text(text) => text.split(',').map(str::to_owned).collect(),
+        NodeList::List(list) => list,
+    })
 }
 
 #[cfg(test)]
@@ -158,7 +145,7 @@ mod tests {
             ("password = 's3cret'", ["line 1", "write password-file"]),
             ("nodes = 's3cret'\nnodes = 's3cret'", ["line 2", "duplicate"]),
             ("nodes = 5", ["line 1", "such as [\"redis://a:6379\""]),
-            ("nodes = ['s3cret', 5]", ["line 1", "expected a string"]),
+            ("nodes = ['s3cret', 5]", ["line 1", "a list of nodes"]),
             ("user = 'a'\n[defaults]\nttl = 10", ["line 3", "a time in quotes, such as \"10s\""]),
             ("[defaults]\n\nwait = '10'", ["line 3", "give a unit, such as 10s"]),
             ("[tls]\nca = 'x'", ["line 2", "`cacert`"]),

@@ -1,10 +1,10 @@
 //! One node as the user names it: a URL or its short form.
 
-use quorlock_core::client::{redact_url, unsupported_scheme};
+use quorlock_core::client::redact_url;
 use url::Url;
 
 /// The schemes that the client library connects to. [`Endpoint::parse`] also accepts schemes of
-/// Sentinel and Cluster: [`Endpoint::unsupported`] says why they do not work.
+/// Sentinel and Cluster: the library says why they do not work.
 const SCHEMES: [&str; 7] =
     ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
 const TLS_SCHEMES: [&str; 2] = ["rediss", "valkeys"];
@@ -85,33 +85,8 @@ impl Endpoint {
         TLS_SCHEMES.contains(&self.url.scheme())
     }
 
-    /// Returns why nodes with this scheme are not supported; `None` if they are.
-    pub(crate) fn unsupported(&self) -> Option<&'static str> {
-        unsupported_scheme(self.url.scheme())
-    }
-
     pub(crate) fn has_password(&self) -> bool {
         self.url.password().is_some() || self.url.query_pairs().any(|(name, _)| name == "pass")
-    }
-
-    /// Adds the user and the password, unless the URL has a password. A user in the URL stays.
-    pub(crate) fn add_credentials(&mut self, user: Option<&str>, password: &str) {
-        if self.has_password() {
-            return;
-        }
-        if self.url.host_str().is_some_and(|host| !host.is_empty()) {
-            if let (Some(user), "") = (user, self.url.username()) {
-                let _ = self.url.set_username(user);
-            }
-            let _ = self.url.set_password(Some(password));
-            return;
-        }
-        let has_user = self.url.query_pairs().any(|(name, _)| name == "user");
-        let mut query = self.url.query_pairs_mut();
-        if let (Some(user), false) = (user, has_user) {
-            query.append_pair("user", user);
-        }
-        query.append_pair("pass", password);
     }
 }
 
@@ -121,17 +96,17 @@ mod tests {
 
     #[test]
     fn host_and_port_are_short_for_a_url() {
-        for (text, url, host, port) in [
-            ("a", "redis://a", "a", 6379),
-            ("a:6380", "redis://a:6380", "a", 6380),
-            ("[::1]:6380", "redis://[::1]:6380", "::1", 6380),
-            ("rediss://u:p@a.b:6381", "rediss://u:p@a.b:6381", "a.b", 6381),
-            ("redis+unix:///tmp/s", "redis+unix:///tmp/s", "/tmp/s", 6379),
+        for (text, url, host, port, name) in [
+            ("a", "redis://a", "a", 6379, "a"),
+            ("a:6380", "redis://a:6380", "a", 6380, "a:6380"),
+            ("[::1]:6380", "redis://[::1]:6380", "::1", 6380, "[::1]:6380"),
+            ("rediss://u:p@a.b:6381", "rediss://u:p@a.b:6381", "a.b", 6381, "a.b:6381"),
+            ("redis+unix:///s?pass=p", "redis+unix:///s?pass=p", "/s", 6379, "/s"),
         ] {
             let Ok(endpoint) = Endpoint::parse(text) else { panic!("{text}") };
             assert_eq!(
-                (endpoint.secret_url(), &*endpoint.host(), endpoint.port()),
-                (url, host, port)
+                (endpoint.secret_url(), &*endpoint.host(), endpoint.port(), &*endpoint.name()),
+                (url, host, port, name)
             );
         }
     }
@@ -153,25 +128,6 @@ mod tests {
         ] {
             let Err(error) = Endpoint::parse(text) else { panic!("{text} is a node") };
             assert!(error.contains(hint) && !error.contains("s3cret"), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn credentials_are_added_where_the_url_has_none() {
-        for (text, with) in [
-            ("a", "redis://u:p%2F%40@a"),
-            ("rediss://v@a/1", "rediss://v:p%2F%40@a/1"),
-            ("redis://v:q@a", "redis://v:q@a"),
-            ("redis://:q@a", "redis://:q@a"),
-            ("redis+unix:///s", "redis+unix:///s?user=u&pass=p%2F%40"),
-            ("redis+unix:///s?db=1&user=v", "redis+unix:///s?db=1&user=v&pass=p%2F%40"),
-            ("redis+unix:///s?pass=q", "redis+unix:///s?pass=q"),
-        ] {
-            let Ok(mut endpoint) = Endpoint::parse(text) else { panic!("{text}") };
-            endpoint.add_credentials(Some("u"), "p/@");
-            assert_eq!(endpoint.secret_url(), with);
-            let name = endpoint.name();
-            assert!(!name.contains('@') && !name.contains("pass"), "{name}");
         }
     }
 }

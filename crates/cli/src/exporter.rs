@@ -16,8 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
-use crate::doctor::name_of_check;
-use crate::fleet::info::COUNTERS;
+use crate::fleet::facts::COUNTERS;
 use crate::fleet::{Fleet, FleetArgs, NodeReport, Snapshot, State};
 use crate::nodes;
 use crate::output::say;
@@ -133,80 +132,51 @@ impl Exporting {
     }
 }
 
-/// Names and values of labels. No value may be a key, an owner or a token.
-type Labels = Vec<(&'static str, String)>;
-
 /// Writes the metrics of a snapshot.
+#[expect(clippy::cast_precision_loss, reason = "no server has 2^53 locks, or us of clock offset")]
 fn render(snapshot: &Snapshot, took: Duration, format: Format) -> String {
     let mut metrics = Metrics { text: String::new(), format };
-    add_fleet_metrics(&mut metrics, snapshot, took);
-    add_state_metrics(&mut metrics, snapshot);
-    add_figures(&mut metrics, snapshot);
-    match format {
-        Format::Text => metrics.text,
-        Format::OpenMetrics => metrics.text + "# EOF\n",
-    }
-}
-
-fn add_fleet_metrics(metrics: &mut Metrics, snapshot: &Snapshot, took: Duration) {
-    let mut one = |name, help, value| metrics.gauge(name, help, [(Labels::new(), value)]);
-    one("nodes", "Nodes that the exporter was given", number(snapshot.nodes.len()));
-    one("voting_nodes", "Nodes that vote", number(snapshot.voting()));
-    one(
-        "majority_nodes",
-        "Nodes that must vote for a lock to be acquired",
-        number(snapshot.majority()),
-    );
+    let mut one = |name, help, value| metrics.gauge(name, help, [(String::new(), value)]);
+    one("nodes", "Nodes that the exporter was given", snapshot.nodes.len() as f64);
+    one("voting_nodes", "Nodes that vote", snapshot.voting() as f64);
+    let needed = "Nodes that must vote for a lock to be acquired";
+    one("majority_nodes", needed, snapshot.majority() as f64);
     one("gathering_seconds", "How long asking all nodes took", took.as_secs_f64());
-}
 
-fn add_state_metrics(metrics: &mut Metrics, snapshot: &Snapshot) {
-    let each = |value: &dyn Fn(&State) -> Option<bool>| -> Vec<_> {
-        let values =
-            snapshot.iter().map(|(node, state)| Some((labels(node), f64::from(value(state)?))));
-        values.flatten().collect()
-    };
-    let is_down = |state: &State| matches!(state, State::Down(_));
-    metrics.gauge("node_up", "Whether the server answers", each(&|state| Some(!is_down(state))));
-    metrics.gauge(
-        "node_admitted",
-        "Whether clients ask the node for locks: 0 for a replica, another set, no module and the like",
-        each(&|state| (!is_down(state)).then_some(!matches!(state, State::NotCounted(_)))),
-    );
-    metrics.gauge(
-        "node_voting",
-        "Whether the node grants locks",
-        each(&|state| Some(*state == State::Voting)),
-    );
-    metrics.gauge(
-        "node_abstaining",
-        "Whether the node grants no locks for a while, since it may have forgotten some",
-        each(&|state| (!is_down(state)).then_some(matches!(state, State::Abstaining(_)))),
-    );
-    let left = snapshot.iter().filter_map(|(node, state)| match state {
-        State::Abstaining(abstention) => Some((labels(node), abstention.left?.as_secs_f64())),
-        _ => None,
-    });
-    metrics.gauge("node_abstain_left_seconds", "How much longer the node abstains", left);
-    let states = snapshot.iter().map(|(node, state)| {
-        let reason = match state {
-            State::Abstaining(abstention) => abstention.reason.clone(),
-            State::Unwritable(reason) => reason.clone(),
-            _ => state.error().map(name_of_check).unwrap_or_default().to_owned(),
+    let states = snapshot.nodes.iter().map(|node| {
+        let reason = match node.state.error() {
+            Some(_) => node.state.finding().map(|finding| finding.check.to_owned()),
+            None => node.state.reason(),
         };
-        let mut labels = labels(node);
-        labels.extend([("state", state.word()), ("reason", reason)]);
-        (labels, 1.0)
+        let state = [("state", node.state.word()), ("reason", reason.unwrap_or_default())];
+        (labels(node, &state), 1.0)
     });
     metrics.gauge("node_state", "1 for the state that the node is in, with the reason", states);
-}
-
-#[expect(clippy::cast_precision_loss, reason = "no server has 2^53 locks, or us of clock offset")]
-fn add_figures(metrics: &mut Metrics, snapshot: &Snapshot) {
     let mut each = |name, help, value: &dyn Fn(&NodeReport) -> Option<f64>| {
-        let values = snapshot.nodes.iter().filter_map(|node| Some((labels(node), value(node)?)));
+        let values =
+            snapshot.nodes.iter().filter_map(|node| Some((labels(node, &[]), value(node)?)));
         metrics.gauge(name, help, values);
     };
+    let is_down = |node: &NodeReport| matches!(node.state, State::Down(_));
+    let while_up = |node: &NodeReport, is_so: bool| (!is_down(node)).then(|| f64::from(is_so));
+    each("node_up", "Whether the server answers", &|node| Some(f64::from(!is_down(node))));
+    each(
+        "node_admitted",
+        "Whether clients ask the node for locks: 0 for a replica, another set, no module and the like",
+        &|node| while_up(node, !matches!(node.state, State::NotCounted(_))),
+    );
+    each("node_voting", "Whether the node grants locks", &|node| {
+        Some(f64::from(node.state == State::Voting))
+    });
+    each(
+        "node_abstaining",
+        "Whether the node grants no locks for a while, since it may have forgotten some",
+        &|node| while_up(node, matches!(node.state, State::Abstaining(_))),
+    );
+    each("node_abstain_left_seconds", "How much longer the node abstains", &|node| {
+        let State::Abstaining(abstention) = &node.state else { return None };
+        Some(abstention.left?.as_secs_f64())
+    });
     each("node_round_trip_seconds", "The fastest of three round trips", &|node| {
         Some(node.facts()?.round_trip.as_secs_f64())
     });
@@ -222,7 +192,7 @@ fn add_figures(metrics: &mut Metrics, snapshot: &Snapshot) {
     each(
         "node_evicts",
         "Whether maxmemory-policy lets the server evict the keys of locks",
-        &|node| Some(f64::from(node.facts()?.info.evicts())),
+        &|node| Some(f64::from(node.facts()?.evicts())),
     );
     each("node_leases", "Locks that are held", &|node| Some(node.module()?.leases as f64));
     each("node_waiters", "Clients that wait for a lock", &|node| {
@@ -237,24 +207,27 @@ fn add_figures(metrics: &mut Metrics, snapshot: &Snapshot) {
         &|node| Some(node.module()?.longest_wait_us? as f64 / 1e6),
     );
     let info = snapshot.modules().filter_map(|(node, lock)| {
-        let server = node.facts()?.info.server.clone();
         let set = node.set();
-        let mut labels = labels(node);
-        labels.extend([
+        let info = [
             ("module_version", lock.version.clone()),
-            ("server", server),
+            ("server", node.facts()?.server.clone()),
             ("set_name", set.map(|set| set.name().to_owned()).unwrap_or_default()),
             ("set_id", set.map(|set| set.id().to_string()).unwrap_or_default()),
             ("set_members", set.map(|set| set.members().to_string()).unwrap_or_default()),
-        ]);
-        Some((labels, 1.0))
+        ];
+        Some((labels(node, &info), 1.0))
     });
     metrics.gauge("node_info", "Versions and lock.set of the node", info);
     for (index, (name, help)) in COUNTERS.into_iter().enumerate() {
         let modules = snapshot.modules();
-        let counts = modules.filter_map(|(node, lock)| Some((labels(node), lock.counters[index]?)));
-        let counts = counts.map(|(labels, count)| (labels, count.to_string()));
+        let counts = modules.filter_map(|(node, lock)| {
+            Some((labels(node, &[]), lock.counters[index]?.to_string()))
+        });
         metrics.add(&format!("node_{name}_total"), help, "counter", counts);
+    }
+    match format {
+        Format::Text => metrics.text,
+        Format::OpenMetrics => metrics.text + "# EOF\n",
     }
 }
 
@@ -265,7 +238,7 @@ struct Metrics {
 }
 
 impl Metrics {
-    fn gauge(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (Labels, f64)>) {
+    fn gauge(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (String, f64)>) {
         // A float has a point in the format `OpenMetrics`.
         let samples = values.into_iter().map(|(labels, value)| (labels, format!("{value:?}")));
         self.add(name, help, "gauge", samples);
@@ -276,7 +249,7 @@ impl Metrics {
         name: &str,
         help: &str,
         kind: &str,
-        samples: impl Iterator<Item = (Labels, String)>,
+        samples: impl Iterator<Item = (String, String)>,
     ) {
         // The older format names a counter as its samples.
         let metric = match self.format {
@@ -287,26 +260,19 @@ impl Metrics {
             format!("# HELP quorlock_{metric} {help}.\n# TYPE quorlock_{metric} {kind}\n");
         for (labels, value) in samples {
             self.text += &std::mem::take(&mut heading);
-            let labels =
-                labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escape(value)));
-            let labels = labels.collect::<Vec<_>>().join(",");
             self.text.extend(["quorlock_", name, "{", &labels, "} ", &value, "\n"]);
         }
     }
 }
 
-/// Escapes the value of a label.
-fn escape(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-fn labels(node: &NodeReport) -> Labels {
-    vec![("node", node.name.clone())]
-}
-
-#[expect(clippy::cast_precision_loss, reason = "no list has 2^53 nodes")]
-fn number(count: usize) -> f64 {
-    count as f64
+/// Formats the labels of a sample. No value may be a key, an owner or a token.
+fn labels(node: &NodeReport, others: &[(&str, String)]) -> String {
+    let label = |name: &str, value: &str| {
+        let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        format!("{name}=\"{value}\"")
+    };
+    let others = others.iter().map(|(name, value)| format!(",{}", label(name, value)));
+    label("node", &node.name) + &others.collect::<String>()
 }
 
 /// How the metrics are written.
@@ -354,17 +320,20 @@ impl Format {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::snapshot::tests::{abstention, facts, module, voting};
+    use crate::fleet::facts::Abstention;
+    use crate::fleet::snapshot::tests::{facts, module, voting};
 
     #[test]
     fn state_and_figures_of_each_node_are_shown_in_seconds_and_ones() {
         let mut nodes = voting(3);
-        module(&mut nodes[0]).abstention = Some(abstention(1500));
-        facts(&mut nodes[1]).info.hello.is_replica = true;
-        module(&mut nodes[2]).unwritable = Some("memory-full".into());
-        nodes[2].name = "a\"\\b\n".into();
+        let left = Some(Duration::from_millis(1500));
+        module(&mut nodes[0]).state =
+            State::Abstaining(Abstention { reason: "start".into(), left });
+        facts(&mut nodes[1]).hello.is_replica = true;
+        module(&mut nodes[2]).state = State::Unwritable("memory-full".into());
+        nodes[2].0 = "a\"\\b\n".into();
         facts(&mut nodes[0]).clock_offset_us = Some(-250_000);
-        facts(&mut nodes[0]).info.maxmemory_policy = Some("allkeys-lru".into());
+        facts(&mut nodes[0]).maxmemory_policy = Some("allkeys-lru".into());
         module(&mut nodes[0]).longest_wait_us = Some(1_500_000);
         let text = render(&Snapshot::new(nodes), Duration::from_millis(5), Format::OpenMetrics);
         for line in [

@@ -16,7 +16,7 @@ use crate::locks::{
     text, waiters_text,
 };
 use crate::nodes::{self, NodeArgs};
-use crate::output::{self, escape_short, or_dash, say, table, time, with_plural};
+use crate::output::{self, escape_short, or_dash, say, table, time, with_heading, with_plural};
 use crate::{exit, values};
 
 /// Shows the holder of a lock: since when, until when, on which nodes, and the waiters.
@@ -128,19 +128,18 @@ impl<'a> Semaphore<'a> {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "  waiting  {}", waiters_text(self.waiters, &self.queue));
         }
-        let heading = ["SLOT", "KEY", "STATE", "FENCE", "HELD FOR", "ENDS IN"];
-        let mut rows = vec![heading.map(str::to_owned).to_vec()];
-        for (index, (key, slot)) in self.slots.iter().enumerate() {
-            rows.push(vec![
+        let rows = self.slots.iter().enumerate().map(|(index, (key, slot))| {
+            vec![
                 index.to_string(),
                 escape_short(key),
                 slot.headline(),
                 or_dash(slot.held.map(|held| held.fence.to_string())),
                 or_dash(slot.held_for.map(time)),
                 or_dash(slot.held.map(|held| time(held.at_most))),
-            ]);
-        }
-        text + &table(&rows)
+            ]
+        });
+        let heading = ["SLOT", "KEY", "STATE", "FENCE", "HELD FOR", "ENDS IN"];
+        text + &table(&with_heading(heading, rows))
     }
 
     fn json(&self) -> Value {
@@ -226,9 +225,8 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         let shown = json!({ "locks": locks, "truncated": list.is_truncated, "failed": failed });
         output::print(&output::json(&shown));
     } else {
-        let heading = ["KEY", "STATE", "FENCE", "ENDS IN", "WAITING"].map(str::to_owned).to_vec();
-        let rows: Vec<_> = std::iter::once(heading).chain(summaries.map(row)).collect();
-        output::print(&table(&rows));
+        let heading = ["KEY", "STATE", "FENCE", "ENDS IN", "WAITING"];
+        output::print(&table(&with_heading(heading, summaries.map(row))));
         for (node, error) in &failed {
             let error = escape_short(error.to_string());
             say(format_args!("the list of {node} may lack locks: {error}"));

@@ -10,7 +10,7 @@ use quorlock_core::quorum::Majority;
 use serde_json::{Value, json};
 
 use crate::exit;
-use crate::output::{self, escape_short, ms, or_dash, table, time, with_plural};
+use crate::output::{self, escape_short, ms, or_dash, table, time, with_heading, with_plural};
 
 /// Returns what the nodes answered, or the error of an inspection that no node answered.
 pub(crate) fn answers<T>(inspected: Result<T, InspectError>) -> anyhow::Result<T> {
@@ -251,27 +251,22 @@ fn waiter_text(waiter: &WaiterInfo) -> String {
 
 fn node_rows(inspection: &Inspection) -> Vec<Vec<String>> {
     let heading = ["NODE", "STATE", "OWNER", "FENCE", "HELD FOR", "ENDS IN", "WAITING"];
-    let mut rows = vec![heading.map(str::to_owned).to_vec()];
-    for NodeInspection { node, lease, .. } in &inspection.nodes {
-        let mut row = vec![node.clone()];
-        match lease {
-            Ok(Some(lease)) => row.extend(cells(lease)),
-            Ok(None) => row.push("free".to_owned()),
-            Err(error) => row.push(escape_short(error.to_string())),
-        }
-        rows.push(row);
-    }
-    rows
+    let rows = inspection.nodes.iter().map(|NodeInspection { node, lease, .. }| match lease {
+        Ok(Some(lease)) => [vec![node.clone()], cells(lease)].concat(),
+        Ok(None) => vec![node.clone(), "free".to_owned()],
+        Err(error) => vec![node.clone(), escape_short(error.to_string())],
+    });
+    with_heading(heading, rows)
 }
 
-fn cells(lease: &LeaseInfo) -> [String; 6] {
+fn cells(lease: &LeaseInfo) -> Vec<String> {
     let state = match lease.mode {
         LockMode::Foreign => "foreign",
         _ if lease.revoked => "revoked",
         LockMode::Shared => "shared",
         _ => "held",
     };
-    [
+    vec![
         state.to_owned(),
         or_dash(owners_text(lease)),
         or_dash(lease.fence.map(|fence| fence.to_string())),

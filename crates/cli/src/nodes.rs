@@ -1,14 +1,14 @@
 //! The nodes of a subcommand: where the user names them, and the connection to them.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use quorlock_client::{NodeError, Quorum, QuorumBuilder};
+use quorlock_client::{ConnectError, NodeError, Quorum, QuorumBuilder};
 use quorlock_core::client::limits::HANDSHAKE;
-use redis::{Client, ClientTlsConfig, IntoConnectionInfo as _, TlsCertificates};
-use rustls::crypto::CryptoProvider;
+use redis::Client;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{self, ConfigFile, Defaults, Loaded, Tls};
@@ -22,8 +22,13 @@ const NODES_VARIABLE: &str = "QUORLOCK_NODES";
 const USER_VARIABLE: &str = "QUORLOCK_USER";
 const PASSWORD_VARIABLE: &str = "QUORLOCK_PASSWORD";
 
+/// The user of a server that has a password and no other users.
+const DEFAULT_USER: &str = "default";
+
 const HEADING: &str = "Nodes";
 
+/// The permission bit that lets users other than the owner and the group read a file.
+const READABLE_BY_OTHERS: u32 = 0o004;
 /// How long connecting waits for a majority.
 pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// The same for a call that then waits for a lock: missing nodes may still connect meanwhile.
@@ -105,7 +110,7 @@ File:
 pub(crate) struct NodeSettings {
     /// At least one, in the user's order.
     pub(crate) endpoints: Vec<Endpoint>,
-    certificates: Certificates,
+    pub(crate) secret: SecretNodes,
     pub(crate) defaults: Defaults,
     /// Says which settings of a file are not used, because the file does not name the nodes.
     unused: Option<String>,
@@ -120,27 +125,17 @@ struct NamedNodes<'a> {
     file: Option<&'a Loaded>,
 }
 
-/// The certificates for nodes with TLS, in PEM.
-#[derive(Clone, Default, Deserialize, Serialize)]
-struct Certificates {
-    /// `None` for those of `SSL_CERT_FILE` or of the system.
-    roots: Option<String>,
-    /// `None` if this client shows no certificate.
-    identity: Option<Identity>,
-}
-
-#[derive(Clone, Deserialize, Serialize)]
-struct Identity {
-    chain: String,
-    key: String,
-}
-
-/// What another process needs to connect to the same nodes. It contains passwords and a private
+/// What this and other processes need to connect to the nodes. It contains passwords and a private
 /// key: never print it.
-#[derive(Deserialize, Serialize)]
+#[derive(Clone, Deserialize, Serialize)]
 pub(crate) struct SecretNodes {
     urls: Vec<String>,
-    certificates: Certificates,
+    /// The user and the password for URLs without a password.
+    credentials: Option<(String, String)>,
+    /// In PEM; `None` for those of `SSL_CERT_FILE` or of the system.
+    roots: Option<String>,
+    /// The certificate and the key of this client in PEM; `None` if it shows no certificate.
+    identity: Option<(String, String)>,
 }
 
 impl NodeArgs {
@@ -154,21 +149,24 @@ impl NodeArgs {
         let NamedNodes { source, texts, file } = self.named_nodes(&files)?;
         let parse =
             |text: &String| Endpoint::parse(text).map_err(|error| anyhow!("{source}: {error}"));
-        let mut endpoints = texts.iter().map(parse).collect::<anyhow::Result<Vec<_>>>()?;
+        let endpoints = texts.iter().map(parse).collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(loaded) = file.filter(|_| endpoints.iter().any(Endpoint::has_password)) {
             warn_if_readable_by_others(&loaded.path);
         }
         let file = file.map(|loaded| &loaded.file);
         let unused = self.unused_settings(&source, &files)?;
-        self.add_credentials(&mut endpoints, file).map_err(|error| match &unused {
+        let credentials = self.credentials(&endpoints, file);
+        let credentials = credentials.map_err(|error| match &unused {
             Some(unused) => anyhow!("{error:#}; {unused}"),
             None => error,
         })?;
-        let certificates =
+        let (roots, identity) =
             self.read_certificates(&source, &endpoints, file.map(|file| &file.tls))?;
+        let urls = endpoints.iter().map(|node| node.secret_url().to_owned()).collect();
+        let secret = SecretNodes { urls, credentials, roots, identity };
         let defaults = files.into_iter().map(|loaded| loaded.file.defaults);
         let defaults = defaults.reduce(Defaults::or).unwrap_or_default();
-        Ok(NodeSettings { endpoints, certificates, defaults, unused })
+        Ok(NodeSettings { endpoints, secret, defaults, unused })
     }
 
     /// Describes the settings of files that do not name the nodes, unless an option or a variable
@@ -198,27 +196,24 @@ impl NodeArgs {
     }
 
     fn named_nodes<'a>(&self, files: &'a [Loaded]) -> anyhow::Result<NamedNodes<'a>> {
-        if let Some(given) = &self.nodes {
-            let texts = not_blank(given.iter().map(String::as_str));
+        const OPTION: &str = "--nodes";
+        let option = self.nodes.clone().map(|texts| (OPTION.to_owned(), texts, None));
+        let variable = variable(NODES_VARIABLE)?.map(|text| {
+            (NODES_VARIABLE.to_owned(), text.split(',').map(str::to_owned).collect(), None)
+        });
+        let of_files = files.iter().map(|loaded| {
+            (loaded.path.display().to_string(), loaded.file.nodes.clone(), Some(loaded))
+        });
+        for (source, texts, file) in option.into_iter().chain(variable).chain(of_files) {
+            let texts = texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
+            let texts: Vec<_> = texts.map(str::to_owned).collect();
+            if !texts.is_empty() {
+                return Ok(NamedNodes { source, texts, file });
+            }
             ensure!(
-                !texts.is_empty(),
+                source != OPTION,
                 "--nodes is empty: give URLs, such as --nodes a:6379,b:6379,c:6379"
             );
-            return Ok(NamedNodes { source: "--nodes".into(), texts, file: None });
-        }
-        let texts = not_blank(variable(NODES_VARIABLE)?.unwrap_or_default().split(','));
-        if !texts.is_empty() {
-            return Ok(NamedNodes { source: NODES_VARIABLE.into(), texts, file: None });
-        }
-        for loaded in files {
-            let texts = not_blank(loaded.file.nodes.iter().map(String::as_str));
-            if !texts.is_empty() {
-                return Ok(NamedNodes {
-                    source: loaded.path.display().to_string(),
-                    texts,
-                    file: Some(loaded),
-                });
-            }
         }
         bail!(
             "no nodes are named: give their URLs with --nodes or in QUORLOCK_NODES, separated by commas, such as \
@@ -227,11 +222,11 @@ impl NodeArgs {
         )
     }
 
-    fn add_credentials(
+    fn credentials(
         &self,
-        endpoints: &mut [Endpoint],
+        endpoints: &[Endpoint],
         config: Option<&ConfigFile>,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Option<(String, String)>> {
         let user = match &self.user {
             Some(user) => Some(user.clone()),
             None => variable(USER_VARIABLE)?.or_else(|| config?.user.clone()),
@@ -242,19 +237,14 @@ impl NodeArgs {
             (None, Some(password)) => Some(password),
             (None, None) => password_file.map(read_password).transpose()?,
         };
-        match (&user, &password) {
-            (_, Some(password)) => {
-                for node in endpoints {
-                    node.add_credentials(user.as_deref(), password);
-                }
-            }
-            (Some(user), None) => ensure!(
+        if let (Some(user), None) = (&user, &password) {
+            ensure!(
                 endpoints.iter().all(Endpoint::has_password),
                 "the user {user} needs a password: give --password-file or QUORLOCK_PASSWORD"
-            ),
-            (None, None) => {}
+            );
         }
-        Ok(())
+        let user = user.unwrap_or_else(|| DEFAULT_USER.to_owned());
+        Ok(password.map(|password| (user, password)))
     }
 
     fn read_certificates(
@@ -262,7 +252,7 @@ impl NodeArgs {
         source: &str,
         endpoints: &[Endpoint],
         config: Option<&Tls>,
-    ) -> anyhow::Result<Certificates> {
+    ) -> anyhow::Result<(Option<String>, Option<(String, String)>)> {
         let cacert = self.cacert.as_deref().or_else(|| config?.cacert.as_deref());
         let (cert, key) = match (&self.cert, &self.tls_key) {
             (Some(cert), Some(key)) => (Some(cert), Some(key)),
@@ -271,10 +261,7 @@ impl NodeArgs {
         let identity = match (cert, key) {
             (Some(cert), Some(key)) => {
                 warn_if_readable_by_others(key);
-                Some(Identity {
-                    chain: read_pem(cert, "CERTIFICATE")?,
-                    key: read_pem(key, "PRIVATE KEY")?,
-                })
+                Some((read_pem(cert, "CERTIFICATE")?, read_pem(key, "PRIVATE KEY")?))
             }
             (None, None) => None,
             _ => bail!("{source}: tls.cert and tls.key belong together: give both or none"),
@@ -294,7 +281,7 @@ impl NodeArgs {
             );
         }
         let roots = cacert.map(|path| read_pem(path, "CERTIFICATE")).transpose()?;
-        Ok(Certificates { roots, identity })
+        Ok((roots, identity))
     }
 }
 
@@ -318,7 +305,7 @@ impl NodeSettings {
         limit: Duration,
         node_timeout: Option<Duration>,
     ) -> anyhow::Result<Quorum> {
-        let mut builder = self.secret().quorum().connect_timeout(limit);
+        let mut builder = self.secret.builder().connect_timeout(limit);
         if let Some(node_timeout) = node_timeout {
             builder = builder.node_timeout(node_timeout);
         }
@@ -338,71 +325,39 @@ impl NodeSettings {
         }
     }
 
-    pub(crate) fn secret(&self) -> SecretNodes {
-        SecretNodes {
-            urls: self.endpoints.iter().map(|node| node.secret_url().to_owned()).collect(),
-            certificates: self.certificates.clone(),
-        }
-    }
-
     /// Makes a client for each endpoint, and connects none yet. An error says why there can be no
     /// connection to this node.
     pub(crate) fn clients(&self) -> anyhow::Result<Vec<Result<Client, NodeError>>> {
-        if self.endpoints.iter().any(Endpoint::has_tls) && CryptoProvider::get_default().is_none() {
-            // Fails only if another provider was installed in the meantime.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-        }
-        self.endpoints.iter().map(|endpoint| self.client(endpoint)).collect()
-    }
-
-    fn client(&self, endpoint: &Endpoint) -> anyhow::Result<Result<Client, NodeError>> {
-        let misconfigured = |reason: String| Ok(Err(NodeError::Misconfigured { reason }));
-        if let Some(reason) = endpoint.unsupported() {
-            return misconfigured(reason.to_owned());
-        }
-        let info = match endpoint.secret_url().into_connection_info() {
-            Ok(info) => info,
-            Err(error) => return misconfigured(error.to_string()),
+        let clients = self.secret.builder().redis_clients().into_iter();
+        let client = |client| match client {
+            Ok(client) => Ok(Ok(client)),
+            Err(ConnectError::InvalidUrl { reason, .. }) => {
+                Ok(Err(NodeError::Misconfigured { reason }))
+            }
+            Err(error) => Err(error.into()),
         };
-        let tcp = info.tcp_settings().clone().set_nodelay(true);
-        let info = info.set_tcp_settings(tcp);
-        let Certificates { roots, identity } = &self.certificates;
-        let has_certificates = roots.is_some() || identity.is_some();
-        let client = if endpoint.has_tls() && has_certificates {
-            let certificates = TlsCertificates {
-                client_tls: identity.as_ref().map(|identity| ClientTlsConfig {
-                    client_cert: identity.chain.clone().into(),
-                    client_key: identity.key.clone().into(),
-                }),
-                root_cert: roots.clone().map(String::into_bytes),
-            };
-            Client::build_with_tls(info, certificates)
-        } else {
-            Client::open(info)
-        };
-        Ok(Ok(client.context("TLS cannot be used")?))
+        clients.map(client).collect()
     }
 }
 
 impl SecretNodes {
-    pub(crate) async fn connect(self) -> anyhow::Result<Quorum> {
-        Ok(self.quorum().connect_timeout(CONNECT_LIMIT).connect().await?)
+    pub(crate) async fn connect(&self) -> anyhow::Result<Quorum> {
+        Ok(self.builder().connect_timeout(CONNECT_LIMIT).connect().await?)
     }
 
-    fn quorum(self) -> QuorumBuilder {
-        let mut builder = Quorum::builder().nodes(self.urls);
-        if let Some(roots) = self.certificates.roots {
-            builder = builder.root_certificates(roots);
+    fn builder(&self) -> QuorumBuilder {
+        let mut builder = Quorum::builder().nodes(&self.urls);
+        if let Some((user, password)) = &self.credentials {
+            builder = builder.credentials(user, password);
         }
-        if let Some(Identity { chain, key }) = self.certificates.identity {
-            builder = builder.client_certificate(chain, key);
+        if let Some(roots) = &self.roots {
+            builder = builder.root_certificates(roots.as_bytes());
+        }
+        if let Some((chain, key)) = &self.identity {
+            builder = builder.client_certificate(chain.as_bytes(), key.as_bytes());
         }
         builder
     }
-}
-
-fn not_blank<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {
-    texts.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned).collect()
 }
 
 /// Reads a variable of the environment. An empty one counts as missing.
@@ -440,7 +395,8 @@ fn read_pem(path: &Path, kind: &str) -> anyhow::Result<String> {
 }
 
 fn warn_if_readable_by_others(path: &Path) {
-    if config::is_readable_by_others(path) {
+    let is_readable = |file: fs::Metadata| file.mode() & READABLE_BY_OTHERS != 0 && file.is_file();
+    if fs::metadata(path).is_ok_and(is_readable) {
         let path = path.display();
         say(format_args!(
             "warning: every user of this machine can read the secret in {path}: chmod 600 {path}"

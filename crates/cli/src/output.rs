@@ -3,8 +3,8 @@
 
 use std::fmt::{Display, Write as _};
 use std::io::{Write as _, stderr, stdout};
-use std::thread;
 use std::time::Duration;
+use std::{iter, thread};
 
 use anyhow::Context as _;
 pub(crate) use quorlock_core::time_in_units as time;
@@ -14,6 +14,8 @@ use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 /// After how many characters [`escape_short`] cuts a text.
 const SHOWN_MAX: usize = 200;
 
+/// The width of tables and paragraphs that do not depend on the terminal.
+pub(crate) const COLUMNS: usize = 100;
 const CUT: char = '…';
 const GAP: usize = 2;
 
@@ -21,27 +23,16 @@ const GAP: usize = 2;
 /// and marks that reorder or hide text. Shows bytes that are not UTF-8 in hexadecimal, and cuts a
 /// long text. A text that was escaped before needs [`escape`].
 pub(crate) fn escape_short(text: impl AsRef<[u8]>) -> String {
-    let mut shown = String::new();
-    let mut budget = SHOWN_MAX;
-    for chunk in text.as_ref().utf8_chunks() {
-        for char in chunk.valid().chars() {
-            if budget == 0 {
-                return shown + "…";
-            }
-            budget -= 1;
-            if matches!(char, '\'' | '"') {
-                shown.push(char);
-            } else {
-                shown.extend(char.escape_debug());
-            }
-        }
-        for byte in chunk.invalid() {
-            if budget == 0 {
-                return shown + "…";
-            }
-            budget -= 1;
-            let _ = write!(shown, "\\x{byte:02x}");
-        }
+    let mut parts = text.as_ref().utf8_chunks().flat_map(|chunk| {
+        let chars = chunk.valid().chars().map(|char| match char {
+            '\'' | '"' => char.to_string(),
+            char => char.escape_debug().to_string(),
+        });
+        chars.chain(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")))
+    });
+    let mut shown: String = parts.by_ref().take(SHOWN_MAX).collect();
+    if parts.next().is_some() {
+        shown.push(CUT);
     }
     shown
 }
@@ -171,6 +162,14 @@ pub(crate) struct Fit<'a> {
     pub(crate) starts_with_address: bool,
 }
 
+/// Puts a heading above the rows of a table.
+pub(crate) fn with_heading<const N: usize>(
+    heading: [&str; N],
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> Vec<Vec<String>> {
+    iter::once(heading.map(str::to_owned).to_vec()).chain(rows).collect()
+}
+
 /// Formats rows as lines whose columns are two spaces apart.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     fitted(rows, &Fit::default(), usize::MAX).into_iter().map(|line| line + "\n").collect()
@@ -251,24 +250,14 @@ fn fitting(chars: impl Iterator<Item = char>, columns: usize) -> usize {
     chars.map_while(fits).count()
 }
 
-/// Breaks a text into lines of at most `columns`: between words, or within a word that is wider.
-pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if width(line) + 1 + width(word) <= columns => line.push(' '),
-            _ => lines.push(String::new()),
-        }
-        for c in word.chars() {
-            if lines.last().is_some_and(|line| width(line) + c.width().unwrap_or(0) > columns) {
-                lines.push(String::new());
-            }
-            if let Some(line) = lines.last_mut() {
-                line.push(c);
-            }
-        }
-    }
-    lines
+/// Breaks a text into lines of at most [`COLUMNS`], and precedes the first line and the others with
+/// these indents.
+pub(crate) fn paragraph(text: &str, first_indent: &str, indent: &str) -> String {
+    let options = textwrap::Options::new(COLUMNS)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation)
+        .initial_indent(first_indent)
+        .subsequent_indent(indent);
+    textwrap::fill(text, options) + "\n"
 }
 
 #[cfg(test)]
@@ -386,12 +375,5 @@ mod tests {
         assert_eq!(keep_start("日本語", 4), "日…");
         assert_eq!(keep_end("日本語", 4), "…語");
         assert_eq!(keep_end("ab", 0), "…");
-    }
-
-    #[test]
-    fn lines_break_between_words_and_within_long_ones() {
-        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
-        assert_eq!(wrap("a longer b", 4), ["a", "long", "er b"]);
-        assert!(wrap(" ", 4).is_empty());
     }
 }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::endpoint::Endpoint;
 use crate::exit;
-use crate::fleet::{Fleet, FleetArgs, Snapshot, State};
+use crate::fleet::{Finding, Fleet, FleetArgs, Snapshot, State};
 use crate::nodes;
 use crate::nodes::SECRET_VARIABLES;
 use crate::output::say;
@@ -86,11 +86,14 @@ pub(crate) async fn restart_nodes(args: RestartNodes) -> anyhow::Result<ExitCode
         say(format_args!("restarting {name}"));
         restart(&args.command, endpoint)?;
         let votes_again = |snapshot: &Snapshot| {
-            snapshot.states[node] == State::Voting && run_id(snapshot, node) != before.as_deref()
+            snapshot.nodes[node].state == State::Voting
+                && run_id(snapshot, node) != before.as_deref()
         };
         if let Err(snapshot) = until(&fleet, args.limit, votes_again).await {
-            let state = &snapshot.states[node];
-            let reason = state.reason().unwrap_or_else(|| "it was not restarted".to_owned());
+            let state = &snapshot.nodes[node].state;
+            let reason =
+                state.finding().map(|Finding { what, todo, .. }| format!("{what}: {todo}"));
+            let reason = reason.unwrap_or_else(|| "it was not restarted".to_owned());
             let ms = u64::try_from(args.limit.as_millis()).unwrap_or(u64::MAX);
             let (state, limit) = (state.name(), text_of_ms(ms));
             say(format_args!(
@@ -125,7 +128,7 @@ async fn until(
 
 /// Returns how many nodes vote besides this one.
 fn voters_without(snapshot: &Snapshot, node: usize) -> usize {
-    snapshot.voting() - usize::from(snapshot.states[node] == State::Voting)
+    snapshot.voting() - usize::from(snapshot.nodes[node].state == State::Voting)
 }
 
 fn others_are_majority(snapshot: &Snapshot, node: usize) -> bool {
@@ -134,7 +137,7 @@ fn others_are_majority(snapshot: &Snapshot, node: usize) -> bool {
 
 /// The run id, which changes at each start of the server.
 fn run_id(snapshot: &Snapshot, node: usize) -> Option<&str> {
-    snapshot.nodes[node].facts()?.info.hello.run_id.as_deref()
+    snapshot.nodes[node].facts()?.hello.run_id.as_deref()
 }
 
 fn restart(command: &[String], endpoint: &Endpoint) -> anyhow::Result<()> {

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use crate::exit::{self, Ended};
 use crate::locks::{Summary, Verdict, answers};
 use crate::nodes::{self, NodeArgs};
-use crate::output::{self, escape_short, say, table, time, with_plural};
+use crate::output::{self, escape_short, say, table, time, with_heading, with_plural};
 use crate::system::Signals;
 use crate::values;
 
@@ -285,9 +285,8 @@ fn code_without_majority(report: &RevocationReport) -> u8 {
 }
 
 fn rows(report: &RevocationReport) -> Vec<Vec<String>> {
-    let heading = vec!["NODE".to_owned(), "ANSWER".to_owned()];
     let answers = report.nodes.iter().map(|node| vec![node.node.clone(), answer(&node.result)]);
-    std::iter::once(heading).chain(answers).collect()
+    with_heading(["NODE", "ANSWER"], answers)
 }
 
 fn answer(result: &NodeRevocation) -> String {

@@ -13,8 +13,7 @@ use quorlock_core::{StopSchedule, Ttl, rounded};
 use rustix::process::Signal;
 
 use crate::acquire::{
-    DEFAULT_TTL, FLUSH_LIMIT, KindArgs, WaitArgs, check_ttl, comparing_permits, not_acquired,
-    try_then_wait,
+    DEFAULT_TTL, FLUSH_LIMIT, KindArgs, WaitArgs, check_ttl, not_acquired, try_then_wait,
 };
 use crate::exit::Ended;
 use crate::lock_renewer::{CheckResult, LockRenewer};
@@ -23,7 +22,7 @@ use crate::output::say;
 use crate::process_tree::Group;
 use crate::system::Signals;
 use crate::values::duration;
-use crate::watchdog::{Begin, Instruction, PERMIT_VARIABLE, ReleaseOrder, Report, WatchdogHandle};
+use crate::watchdog::{Begin, Instruction, Order, PERMIT_VARIABLE, Report, WatchdogHandle};
 use crate::{exit, system, values};
 
 /// The least ratio of the ttl to `--node-timeout`. An extension that no node answers takes one node
@@ -233,9 +232,9 @@ async fn run_locked(
     if let Some(limit) = args.node_timeout {
         builder = builder.node_timeout(limit);
     }
-    let acquiring = Box::pin(try_then_wait(builder, called_at, wait, args.verbose));
-    let acquiring = comparing_permits(quorum, &args.key, args.kind.permits, acquiring);
-    let acquired = signals.interrupting(acquiring).await?;
+    let warn_of_larger = async || args.kind.warn_of_larger(quorum, &args.key).await;
+    let acquiring = try_then_wait(builder, called_at, wait, args.verbose, warn_of_larger);
+    let acquired = signals.interrupting(Box::pin(acquiring)).await?;
     let not_acquired = |error| not_acquired(error, args.conflict_exit_code, args.verbose);
     let lock = acquired.map_err(not_acquired)?;
     let held_since = system::now();
@@ -309,8 +308,8 @@ async fn supervise(
     ];
     let permit = permit.map(|slot| (PERMIT_VARIABLE, slot.to_string().into()));
     let environment = environment.into_iter().chain(permit);
-    let order = ReleaseOrder { handle: renewer.secret_text(), nodes: nodes.secret() };
-    let watchdog = WatchdogHandle::start(begin, &order, &args.command(), environment);
+    let order = Order { begin, handle: renewer.secret_text(), nodes: nodes.secret.clone() };
+    let watchdog = WatchdogHandle::start(&order, &args.command(), environment);
     let mut watchdog = watchdog.context("cannot start the watchdog of the command")?;
     let (mut is_stopped, mut is_interrupted) = (false, false);
     loop {

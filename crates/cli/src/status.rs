@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use crate::fleet::{FleetArgs, NodeReport, Snapshot, State};
-use crate::output::{self, Fit, escape, fitted, or_dash, short_time, signed_time, try_print, wrap};
+use crate::fleet::{Finding, FleetArgs, NodeReport, Snapshot};
+use crate::output::{
+    self, COLUMNS, Fit, escape, fitted, or_dash, paragraph, short_time, signed_time, try_print,
+    with_heading,
+};
 use crate::system::Signals;
 use crate::values::duration;
 use crate::{exit, nodes};
@@ -20,9 +23,8 @@ const WATCH_EVERY_MIN: Duration = Duration::from_millis(100);
 /// Moves the cursor to the top left corner of the terminal and erases all below it.
 const REDRAW: &str = "\x1b[H\x1b[J";
 
-const COLUMNS: usize = 100;
-/// How far the reasons below a node are indented.
-const INDENT: usize = 2;
+/// Precedes the reasons below a node.
+const INDENT: &str = "  ";
 
 const HEADINGS: [&str; 9] =
     ["NODE", "STATE", "MODULE", "SERVER", "SET", "LEASES", "WAITERS", "ROUND TRIP", "CLOCK"];
@@ -83,9 +85,7 @@ fn text(snapshot: &Snapshot, json: bool) -> String {
 
 /// Formats the table. The lines below a node that does not vote say why, and for how long.
 fn table(snapshot: &Snapshot) -> String {
-    let heading = HEADINGS.map(str::to_owned).to_vec();
-    let rows = snapshot.iter().map(|(node, state)| cells(node, state));
-    let rows: Vec<_> = std::iter::once(heading).chain(rows).collect();
+    let rows = with_heading(HEADINGS, snapshot.nodes.iter().map(cells));
     let fit = Fit {
         numbers_from: Some(5),
         shortened: &[(0, 20), (4, 8), (3, 8), (0, 10)],
@@ -93,11 +93,12 @@ fn table(snapshot: &Snapshot) -> String {
         starts_with_address: true,
     };
     let mut lines = fitted(&rows, &fit, COLUMNS).into_iter();
-    let mut shown = Vec::from_iter(lines.next());
-    for (line, state) in lines.zip(&snapshot.states) {
-        shown.push(line);
-        let reason = state.reason().unwrap_or_default();
-        shown.extend(wrap(&reason, COLUMNS - INDENT).iter().map(|part| format!("  {part}")));
+    let mut shown = Vec::from_iter(lines.next().map(|heading| heading + "\n"));
+    for (line, node) in lines.zip(&snapshot.nodes) {
+        shown.push(line + "\n");
+        if let Some(Finding { what, todo, .. }) = node.state.finding() {
+            shown.push(paragraph(&format!("{what}: {todo}"), INDENT, INDENT));
+        }
     }
     let (voting, nodes, needed) = (snapshot.voting(), snapshot.nodes.len(), snapshot.majority());
     let verdict = if snapshot.has_majority() {
@@ -105,17 +106,17 @@ fn table(snapshot: &Snapshot) -> String {
     } else {
         format!("; a majority is {needed}. No lock can be acquired")
     };
-    format!("{}\n\n{voting} of {nodes} nodes vote{verdict}.\n", shown.join("\n"))
+    format!("{}\n{voting} of {nodes} nodes vote{verdict}.\n", shown.concat())
 }
 
-fn cells(node: &NodeReport, state: &State) -> Vec<String> {
+fn cells(node: &NodeReport) -> Vec<String> {
     let facts = node.facts();
     let module = node.module();
     vec![
         escape(&node.name),
-        state.name().to_owned(),
+        node.state.name().to_owned(),
         or_dash(module.map(|module| module.version.clone())),
-        or_dash(facts.map(|facts| facts.info.server.clone())),
+        or_dash(facts.map(|facts| facts.server.clone())),
         or_dash(node.set().map(|set| format!("{} {}", set.name(), set.id()))),
         or_dash(module.map(|module| module.leases.to_string())),
         or_dash(module.map(|module| module.waiters.to_string())),

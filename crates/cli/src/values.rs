@@ -1,13 +1,12 @@
 //! Values on the command line and in configuration files: names of locks, patterns of names, times.
 
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use quorlock_core::node::PATTERN_BYTES_MAX;
-use serde::de::{Deserializer, Error, Visitor};
+use serde::de::{Deserialize as _, Deserializer, Error};
 
 pub(crate) fn key_parser() -> impl TypedValueParser<Value = OsString> {
     OsStringValueParser::new().try_map(check_key)
@@ -82,19 +81,9 @@ pub(crate) fn text_of_ms(ms: u64) -> String {
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
     value: D,
 ) -> Result<Option<Duration>, D::Error> {
-    struct Time;
-    impl Visitor<'_> for Time {
-        type Value = Duration;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a time in quotes, such as \"10s\"")
-        }
-
-        fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
-            duration(text).map_err(E::custom)
-        }
-    }
-    value.deserialize_str(Time).map(Some)
+    let text = String::deserialize(value);
+    let text = text.map_err(|_| Error::custom("expected a time in quotes, such as \"10s\""))?;
+    duration(&text).map(Some).map_err(Error::custom)
 }
 
 #[cfg(test)]

@@ -303,7 +303,7 @@ fn no_wait_replaces_the_wait_of_a_file() {
 const TRUSTED: [(&str, &str); 3] =
     [("--cacert", "ca.pem"), ("--cert", "node.pem"), ("--key", "node.key")];
 
-/// Nodes that speak TLS, and the files of their certificates.
+/// Nodes that speak TLS and require a certificate, and the files of their certificates.
 struct TlsNodes {
     folder: TempDir,
     ports: Vec<ReservedPort>,
@@ -311,7 +311,7 @@ struct TlsNodes {
 }
 
 impl TlsNodes {
-    fn start(requires_certificate: bool) -> Self {
+    fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         write_certificates(folder.path());
         let mut ports = Vec::new();
@@ -324,7 +324,7 @@ impl TlsNodes {
                 .arg("tls-cert-file", file("node.pem"))
                 .arg("tls-key-file", file("node.key"))
                 .arg("tls-ca-cert-file", file("ca.pem"))
-                .arg("tls-auth-clients", if requires_certificate { "yes" } else { "no" })
+                .arg("tls-auth-clients", "yes")
                 .start()
                 .unwrap_or_else(|error| panic!("this test needs a server with TLS: {error}"));
             servers.push(server);
@@ -373,23 +373,15 @@ fn write_certificates(folder: &Path) {
 }
 
 #[test]
-fn nodes_are_checked_by_the_given_roots_or_those_of_the_system() {
-    let nodes = TlsNodes::start(false);
-    assert_ok(&nodes.run(&[("--cacert", "ca.pem")]));
-    assert_error(&nodes.run(&[("--cacert", "node.key")]), 125, "BEGIN CERTIFICATE");
-    assert_error(&nodes.run(&[]), 125, "certificate");
-
-    let mut command = nodes.on("run", &[]);
-    assert_ok(&run_true(command.env("SSL_CERT_FILE", nodes.file("ca.pem"))));
-}
-
-#[test]
-fn client_certificate_comes_from_options_or_a_file() {
-    let nodes = TlsNodes::start(true);
+fn certificates_come_from_options_a_file_or_the_system() {
+    let nodes = TlsNodes::start();
     assert_ok(&nodes.run(&TRUSTED));
-    let without_certificate = nodes.run(&TRUSTED[..1]);
-    assert_ne!(code(without_certificate.status), 0, "the nodes require a certificate");
+    assert_error(&nodes.run(&[("--cacert", "node.key")]), 125, "BEGIN CERTIFICATE");
+    assert_error(&nodes.run(&TRUSTED[1..]), 125, "certificate");
+    assert_ne!(code(nodes.run(&TRUSTED[..1]).status), 0, "the nodes require a certificate");
     assert_error(&nodes.run(&[("--cert", "node.pem")]), 125, "--key");
+    let mut with_roots_of_the_system = nodes.on("run", &TRUSTED[1..]);
+    assert_ok(&run_true(with_roots_of_the_system.env("SSL_CERT_FILE", nodes.file("ca.pem"))));
 
     let urls = nodes.urls().join(",");
     let tls = "tls = { cacert = 'ca.pem', cert = 'node.pem', key = 'node.key' }";
@@ -398,9 +390,11 @@ fn client_certificate_comes_from_options_or_a_file() {
     assert_ok(&run_true(quorlock().env("QUORLOCK_CONFIG", &file).arg("run")));
 }
 
+/// The watchdog is a process of its own. `status`, `doctor` and `restart-nodes` connect to each
+/// node separately.
 #[test]
-fn watchdog_releases_the_lock_through_tls() {
-    let nodes = TlsNodes::start(true);
+fn watchdog_and_each_subcommand_use_the_certificates() {
+    let nodes = TlsNodes::start();
     let mut command = nodes.on("run", &TRUSTED);
     command.args(["--ttl", "60s", "k", "--", "sh", "-c", "echo $$; exec sleep 60"]);
     let mut running = Running::start(&mut command);
@@ -409,6 +403,22 @@ fn watchdog_releases_the_lock_through_tls() {
     // The wait is shorter than the ttl.
     let mut next = nodes.on("run", &TRUSTED);
     assert_ok(&next.args(["--wait", "15s", "k", "--", "true"]).output().unwrap());
+
+    assert_ok(&nodes.on("status", &TRUSTED).arg("--json").output().unwrap());
+    let output = nodes.on("doctor", &TRUSTED[1..]).arg("--json").output().unwrap();
+    assert_eq!(code(output.status), 2, "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("misconfigured") && text.contains("--cacert"), "{text}");
+    let plain: Vec<_> = nodes.urls().iter().map(|url| url.replace("rediss:", "redis:")).collect();
+    let output = on_urls(&plain, "status").output().unwrap();
+    assert_contains(stdout(&output), "is this port plain or TLS?");
+
+    let mut command = nodes.on("restart-nodes", &TRUSTED);
+    command.args(["--limit", "1s", "--", "echo", "{host}", "{port}"]);
+    let output = command.output().unwrap();
+    // Nothing restarts the server, but it was asked and votes.
+    assert_error(&output, 122, "is voting after 1s");
+    assert_eq!(stdout(&output), format!("127.0.0.1 {}\n", nodes.ports[0].number()));
 }
 
 #[test]
@@ -421,49 +431,4 @@ fn certificates_without_tls_are_refused() {
     };
     assert_error(&with_roots("a:6379"), 125, "write rediss://a:6379");
     assert_error(&with_roots("redis://a:6379"), 125, "rediss://");
-}
-
-#[test]
-fn restart_nodes_uses_certificates_and_passes_host_and_port_on() {
-    let nodes = TlsNodes::start(true);
-    let mut command = nodes.on("restart-nodes", &TRUSTED);
-    command.args(["--limit", "1s", "--", "echo", "{host}", "{port}"]);
-    let output = command.output().unwrap();
-    // Nothing restarts the server, but it was asked and votes.
-    assert_error(&output, 122, "is voting after 1s");
-    assert_eq!(stdout(&output), format!("127.0.0.1 {}\n", nodes.ports[0].number()));
-}
-
-#[test]
-fn wrong_scheme_is_a_permanent_error_that_asks_plain_or_tls() {
-    let nodes = TlsNodes::start(false);
-    let plain = Nodes::start_with(3, |_, node| node.tcp()).unwrap();
-    let with_scheme = |scheme: &str, urls: Vec<String>| -> Vec<_> {
-        urls.iter().map(|url| format!("{scheme}{}", url.split_once(':').unwrap().1)).collect()
-    };
-    let to_tls_ports = with_scheme("redis:", nodes.urls());
-    let to_plain_ports = with_scheme("rediss:", plain.urls());
-    for urls in [to_tls_ports, to_plain_ports] {
-        for words in [&["run", "k", "--", "true"][..], &["inspect", "k"], &["list"]] {
-            // `run` waits for ever, unless waiting cannot help.
-            let output = on_urls(&urls, words[0]).args(&words[1..]).output().unwrap();
-            assert_error(&output, 125, "is this port plain or TLS?");
-        }
-        for (subcommand, expected) in [("status", 122), ("doctor", 2)] {
-            let output = on_urls(&urls, subcommand).output().unwrap();
-            assert_eq!(code(output.status), expected, "{}", stderr(&output));
-            assert_contains(stdout(&output), "is this port plain or TLS?");
-        }
-    }
-}
-
-/// `status` and `doctor` connect to each node separately, without a quorum.
-#[test]
-fn status_uses_certificates_and_doctor_reports_untrusted_nodes() {
-    let nodes = TlsNodes::start(true);
-    assert_ok(&nodes.on("status", &TRUSTED).arg("--json").output().unwrap());
-    let output = nodes.on("doctor", &TRUSTED[1..]).arg("--json").output().unwrap();
-    assert_eq!(code(output.status), 2, "{}", stderr(&output));
-    let text = stdout(&output);
-    assert!(text.contains("misconfigured") && text.contains("--cacert"), "{text}");
 }

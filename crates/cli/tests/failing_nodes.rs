@@ -30,22 +30,36 @@ fn output_in_time(command: &mut Command) -> Output {
 }
 
 #[test]
-fn run_that_does_not_wait_fails_soon_and_names_the_silent_nodes() {
+fn subcommands_end_in_time_and_name_the_nodes_that_hang() {
     let nodes = two_hung_nodes();
-    for options in [&["-n"][..], &["--wait", "1s"], &["-n", "--node-timeout", "500ms"]] {
-        let output = output_in_time(&mut run_script(&nodes, options, "echo ran"));
-        assert_eq!((code(output.status), stdout(&output)), (122, ""), "{options:?}");
-        let said = stderr(&output);
-        let [first, second, healthy] = [0, 1, 2].map(|node| address(&nodes[node]));
-        for reason in [
-            format!("{first}, {second}: not connected (no answer yet)"),
-            format!("{healthy}: connected, and votes once enough of the other nodes are connected"),
-        ] {
-            assert!(said.contains(&reason), "{options:?}: {said}");
-        }
+    let [first, second, healthy] = [0, 1, 2].map(|node| address(&nodes[node]));
+    let silent = &format!("{first}, {second}: not connected (no answer yet)");
+    let healthy_awaits =
+        &format!("{healthy}: connected, and votes once enough of the other nodes are connected");
+    for (words, expected, shown) in [
+        (&["run", "k", "-n", "-c", "echo ran"][..], 122, [silent, healthy_awaits]),
+        (&["run", "k", "--wait", "1s", "-c", "echo ran"], 122, [silent, healthy_awaits]),
+        (
+            &["run", "k", "-n", "--node-timeout", "500ms", "-c", "echo ran"],
+            122,
+            [silent, healthy_awaits],
+        ),
+        (&["acquire", "k", "-n"], 122, [silent, healthy_awaits]),
+        (&["inspect", "k"], 122, [&first, &format!("{healthy}  free")]),
+        (&["list"], 122, [&first, &second]),
+        (&["status"], 122, [&format!("{first}  down"), &format!("{healthy}  voting")]),
+        (&["doctor"], 2, [&first, &"1 of 3 nodes vote".to_owned()]),
+    ] {
+        let mut command = on(&nodes, words[0]);
+        command.args(&words[1..]);
+        eventually(PATIENCE, "each node is named", || {
+            let output = output_in_time(&mut command);
+            let text = [stdout(&output), stderr(&output)].concat();
+            assert_eq!(code(output.status), expected, "{words:?}: {text}");
+            assert!(!text.contains("ran\n"), "{words:?}: {text}");
+            shown.iter().all(|part| text.contains(*part))
+        });
     }
-    let output = output_in_time(on(&nodes, "acquire").args(["k", "-n"]));
-    assert_eq!(code(output.status), 122, "{}", stderr(&output));
 }
 
 #[test]
@@ -57,41 +71,6 @@ fn node_timeout_bounds_the_time_to_connect() {
         assert_eq!(code(output.status), 122);
         started.elapsed() < Duration::from_secs(1)
     });
-}
-
-#[test]
-fn inspect_and_list_end_in_time_without_a_majority() {
-    let nodes = two_hung_nodes();
-    let free = format!("{}  free", address(&nodes[2]));
-    eventually(PATIENCE, "the healthy node is shown", || {
-        let output = output_in_time(on(&nodes, "inspect").arg("k"));
-        assert_eq!(code(output.status), 122);
-        stdout(&output).contains(&free)
-    });
-    assert_eq!(code(output_in_time(&mut on(&nodes, "list")).status), 122);
-}
-
-#[test]
-fn status_and_doctor_show_the_healthy_node_and_end_within_two_time_limits() {
-    let nodes = two_hung_nodes();
-    let limited = |subcommand: &str| {
-        let started = Instant::now();
-        let output = on(&nodes, subcommand).args(["--node-timeout", "2s"]).output().unwrap();
-        assert!(started.elapsed() < 2 * Duration::from_secs(2), "{:?}", started.elapsed());
-        output
-    };
-    let output = limited("status");
-    assert_eq!(code(output.status), 122);
-    let text = stdout(&output);
-    let state = |index: usize| {
-        let line = text.lines().find(|line| line.contains(&address(&nodes[index]))).unwrap();
-        line.split_whitespace().nth(1).unwrap()
-    };
-    assert_eq!([state(0), state(1), state(2)], ["down", "down", "voting"], "{text}");
-    assert!(text.contains("1 of 3 nodes vote; a majority is 2"), "{text}");
-    let output = limited("doctor");
-    assert_eq!(code(output.status), 2, "{}", stdout(&output));
-    assert_contains(stdout(&output), "no answer within 2000 ms");
 }
 
 /// An error that sets the title of the terminal, clears the screen, changes the colour with a C1

@@ -183,17 +183,6 @@ fn missing_majority_gives_exit_code_122() {
 }
 
 #[test]
-fn signal_ends_the_wait_and_leaves_nothing_behind() {
-    let nodes = Nodes::start(3);
-    let handle = acquire(&nodes);
-    let waiting = Running::start(on(&nodes, "acquire").arg("k"));
-    wait_for_waiter(&nodes);
-    waiting.signal(Signal::TERM);
-    assert_eq!(code(waiting.wait_for_end().status), 143);
-    release(&nodes, &handle);
-}
-
-#[test]
 fn signal_ends_the_wait_for_a_handle() {
     for subcommand in ["extend", "release"] {
         let mut waiting =
@@ -263,27 +252,4 @@ fn text_that_is_no_handle_is_refused_and_not_shown() {
         }
     }
     assert!(!is_free(&nodes));
-}
-
-#[test]
-fn shared_lock_of_a_script_stays_shared() {
-    let nodes = Nodes::start(3);
-    let shared = [&TTL[..], &["--shared"]].concat();
-    let mut handles = Vec::new();
-    for _ in 0..2 {
-        let output = on(&nodes, "acquire").args(&shared).arg("k").output().unwrap();
-        assert_ok(&output);
-        handles.push(stdout(&output).to_owned());
-    }
-    assert!(!is_free(&nodes), "a writer is refused");
-    let output = output_retried_on_122(|| with_input(on(&nodes, "extend").arg("-"), &handles[0]));
-    assert_ok(&output);
-    handles[0] = stdout(&output).to_owned();
-    let reader =
-        run_script(&nodes, &[&LONG_NODE_TIMEOUT[..], &["--shared", "-n"]].concat(), "true");
-    assert_ok(&{ reader }.output().unwrap());
-    let released = with_input(on(&nodes, "release").arg("-"), &handles[1]);
-    assert!([0, 122].contains(&code(released.status)), "{released:?}");
-    assert!(!is_free(&nodes), "the other reader still holds the lock");
-    release(&nodes, &handles[0]);
 }

@@ -4,15 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use quorlock_core::Ttl;
-use quorlock_core::client::{NodeError, limits};
-use quorlock_core::node::Unwritable;
+use quorlock_core::client::limits;
 use quorlock_core::node_set::Members;
-use serde::Serialize;
 
-use super::rights::{COMMANDS_FOR_SEVERAL_KEYS, Denial};
-use crate::fleet::info::ModuleInfo;
-use crate::fleet::{Facts, NodeReport, Snapshot, State, advice, unwritable_advice};
-use crate::output::{escape, short_time, signed_time};
+use crate::fleet::{Facts, Finding, ModuleInfo, NodeReport, Snapshot};
+use crate::output::{short_time, signed_time};
 use crate::values::text_of_ms;
 
 /// Assumed if the user may not read `lock.max-clock-skew`.
@@ -23,55 +19,6 @@ const CLOCK_WARNING_DIVISOR: u64 = 10;
 const WAITERS_WARNING_PERCENT: u64 = 80;
 /// It is a warning if a node has less time to answer than this many round trips.
 const ROUND_TRIPS_WANTED: u32 = 4;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Severity {
-    /// Locks work, or will work soon, with less safety or capacity than they could have.
-    Warning,
-    /// A node never counts, refuses some requests of the programs, or is too far away for their
-    /// ttl; or no majority votes.
-    Error,
-}
-
-/// One fault, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Finding {
-    pub(super) severity: Severity,
-    /// The name of the check, for programs.
-    pub(super) check: &'static str,
-    /// The nodes with this fault, in the order in which the user names them; empty if the fault
-    /// concerns all nodes together.
-    pub(super) nodes: Vec<String>,
-    pub(super) what: String,
-    pub(super) todo: String,
-}
-
-impl Finding {
-    /// Makes a finding with these texts, which are escaped: they may quote a server.
-    pub(super) fn error(
-        check: &'static str,
-        what: impl Into<String>,
-        todo: impl Into<String>,
-    ) -> Self {
-        let (what, todo) = (escape(&what.into()), escape(&todo.into()));
-        Self { severity: Severity::Error, check, nodes: Vec::new(), what, todo }
-    }
-
-    fn warning(check: &'static str, what: impl Into<String>, todo: impl Into<String>) -> Self {
-        Self { severity: Severity::Warning, ..Self::error(check, what, todo) }
-    }
-
-    /// Makes this a finding about one node.
-    pub(super) fn about(self, node: &str) -> Self {
-        Self { nodes: vec![node.to_owned()], ..self }
-    }
-
-    pub(super) fn is_same_fault(&self, other: &Self) -> bool {
-        let key = |finding: &Self| (finding.severity, finding.check);
-        key(self) == key(other) && self.what == other.what && self.todo == other.todo
-    }
-}
 
 /// Returns the findings about all nodes together.
 pub(super) fn of_fleet(snapshot: &Snapshot) -> Vec<Finding> {
@@ -195,97 +142,18 @@ fn groups<'a>(values: impl Iterator<Item = (String, &'a NodeReport)>) -> Option<
     (groups.len() > 1).then(|| groups.iter().map(text).collect::<Vec<_>>().join("; "))
 }
 
-/// Returns the findings about one node. `denials` are the missing rights of the user on it.
-pub(super) fn of_node(
-    node: &NodeReport,
-    state: &State,
-    denials: &[Denial],
-    ttl: Ttl,
-) -> Vec<Finding> {
-    let mut findings: Vec<_> = of_state(state).into_iter().collect();
+/// Returns the findings about one node, except those about the rights of the user.
+pub(super) fn of_node(node: &NodeReport, ttl: Ttl) -> Vec<Finding> {
+    let mut findings: Vec<_> = node.state.finding().into_iter().collect();
     let Some(facts) = node.facts() else { return findings };
     findings.extend(clock(facts));
     findings.extend(round_trip(facts, ttl));
-    let Some(lock) = &facts.info.lock else { return findings };
+    let Some(lock) = &facts.module else { return findings };
     findings.extend(evicts(facts));
     findings.extend(max_ttl(lock, ttl));
     findings.extend(rejoin_delay(lock));
     findings.extend(waiters(lock.waiters, facts.max_waiters));
-    findings.extend(rights(denials));
     findings
-}
-
-fn of_state(state: &State) -> Option<Finding> {
-    match state {
-        State::Voting => None,
-        State::Abstaining(abstention) => {
-            let left = abstention.left.map(|left| format!(" for {}", short_time(left)));
-            let left = left.unwrap_or_default();
-            Some(Finding::warning(
-                "abstaining",
-                format!(
-                    "it grants no locks{left}, since it may have forgotten some ({})",
-                    abstention.reason
-                ),
-                "wait, and restart no other node until it votes again",
-            ))
-        }
-        State::Unwritable(reason) => {
-            let (what, todo) = unwritable_advice(reason);
-            let passing = [Unwritable::Loading, Unwritable::WritesPaused].map(Unwritable::word);
-            let finding =
-                if passing.contains(&&**reason) { Finding::warning } else { Finding::error };
-            Some(finding("unwritable", what, todo))
-        }
-        State::NotCounted(error) | State::Down(error) => Some(of_error(error)),
-    }
-}
-
-pub(crate) fn name_of_check(error: &NodeError) -> &'static str {
-    of_error(error).check
-}
-
-fn of_error(error: &NodeError) -> Finding {
-    let words = error.to_string();
-    match error {
-        NodeError::NoModule => Finding::error(
-            "module-missing",
-            "the lock module is not loaded",
-            "add `loadmodule /path/to/libquorlock.so` to its redis.conf and restart it",
-        ),
-        NodeError::Replica => Finding::error(
-            "replica",
-            "it is a replica, and grants no locks",
-            "name its master instead",
-        ),
-        NodeError::WrongMode { mode } => Finding::error(
-            "cluster-or-sentinel",
-            format!("it runs in {mode} mode"),
-            "name servers that are independent masters",
-        ),
-        NodeError::SameServer { node } => Finding::error(
-            "same-server",
-            format!("it is the same server as {node}, and has no vote of its own"),
-            "list each server once, or start another one in its place",
-        ),
-        NodeError::NotAdmitted { reason } => {
-            let (what, todo) = reason.split_once("; ").unwrap_or((reason, "correct its lock.set"));
-            Finding::error("set-differs", what, todo)
-        }
-        NodeError::Denied { reason } => Finding::error(
-            "denied",
-            format!("it does not accept the user: {reason}"),
-            "correct user, password or ACL",
-        ),
-        error if error.is_permanent() => Finding::error(
-            "misconfigured",
-            words,
-            advice(error).unwrap_or("correct the URL of the node"),
-        ),
-        error => {
-            Finding::warning("down", words, advice(error).unwrap_or("see the log of the server"))
-        }
-    }
 }
 
 fn clock(facts: &Facts) -> Option<Finding> {
@@ -339,8 +207,8 @@ fn round_trip(facts: &Facts, ttl: Ttl) -> Option<Finding> {
 }
 
 fn evicts(facts: &Facts) -> Option<Finding> {
-    let policy = facts.info.maxmemory_policy.as_ref().filter(|_| facts.info.evicts())?;
-    let effect = if facts.info.maxmemory_bytes == 0 {
+    let policy = facts.maxmemory_policy.as_ref().filter(|_| facts.evicts())?;
+    let effect = if facts.maxmemory_bytes == 0 {
         "once maxmemory is set, it may evict"
     } else {
         "when its memory is full, it evicts"
@@ -390,46 +258,4 @@ fn waiters(waiters: u64, max_waiters: Option<u64>) -> Option<Finding> {
         format!("{waiters} clients wait, and at most {max_waiters} may (lock.max-waiters)"),
         "find out for which keys so many wait, with quorlock top, or raise lock.max-waiters",
     ))
-}
-
-fn rights(denials: &[Denial]) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let commands = denials.iter().filter_map(|denial| match denial {
-        Denial::Command(command) => Some(*command),
-        Denial::Key(_) => None,
-    });
-    let (for_several_keys, for_all): (Vec<&str>, Vec<&str>) =
-        commands.partition(|command| COMMANDS_FOR_SEVERAL_KEYS.contains(command));
-    let denied = |severity: Severity, commands: &[&str], needed_by: &str| {
-        let names = join_with_and(commands);
-        let what = format!("the user may not run {names}, which {needed_by} need");
-        let rights = commands.join(" +").to_lowercase();
-        let todo =
-            format!("give the user +{rights}, with ACL SETUSER and in the server's ACL file");
-        Finding { severity, ..Finding::error("rights", what, todo) }
-    };
-    if !for_all.is_empty() {
-        findings.push(denied(Severity::Error, &for_all, "clients"));
-    }
-    if !for_several_keys.is_empty() {
-        let needed_by = "locks of several keys and semaphores";
-        findings.push(denied(Severity::Warning, &for_several_keys, needed_by));
-    }
-    findings.extend(denials.iter().filter_map(|denial| match denial {
-        Denial::Key(key) => Some(Finding::error(
-            "rights",
-            format!("the user may not use the key {key}"),
-            "give the user its keys, such as ~orders/*, with ACL SETUSER and in the server's ACL \
-             file",
-        )),
-        Denial::Command(_) => None,
-    }));
-    findings
-}
-
-fn join_with_and(words: &[&str]) -> String {
-    match words {
-        [rest @ .., last] if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
-        _ => words.concat(),
-    }
 }

@@ -11,16 +11,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::builder::{StringValueParser, TypedValueParser as _};
+use futures_util::future::join_all;
 use quorlock_core::Ttl;
 use serde_json::json;
 
-pub(crate) use self::checks::name_of_check;
-use self::checks::{Finding, Severity};
-use self::rights::Denial;
 use crate::acquire::DEFAULT_TTL;
-use crate::fleet::{FleetArgs, Node, Snapshot};
+use crate::fleet::{Finding, FleetArgs, Severity, Snapshot};
 use crate::nodes;
-use crate::output::{self, escape, try_print, with_plural, wrap};
+use crate::output::{self, escape, paragraph, try_print, with_plural};
 use crate::values::check_key;
 use crate::values::duration;
 
@@ -54,7 +52,6 @@ const EXIT_CODES: &str = "Exit codes, as monitoring plugins have them:
        refuses requests, or no majority votes
   125  quorlock itself failed, or its arguments are not understood";
 
-const COLUMNS: usize = 100;
 /// The width of the labels, and the indentation of the other lines.
 const INDENT: usize = 9;
 
@@ -67,13 +64,15 @@ pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
     let ttl = u64::try_from(ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
     let ttl = ttl.context("--ttl must be at least 1ms and at most 168h, such as 10s")?;
     let snapshot = fleet.gather().await;
-    // Skips nodes that are down: asking one again would take up to the time limit once more.
-    let denials = fleet
-        .each_answering(&snapshot, async |node: &Node| {
-            rights::denied(node, args.lock.as_deref()).await
-        })
-        .await;
-    let findings = findings(&snapshot, &denials, ttl);
+    let rights = fleet.nodes.iter().zip(&snapshot.nodes).map(async |(node, report)| {
+        match report.answer {
+            Ok(_) => rights::check(node, args.lock.as_deref()).await,
+            // Asking a node that is down would take up to the time limit once more.
+            Err(_) => Vec::new(),
+        }
+    });
+    let rights = join_all(rights).await;
+    let findings = findings(&snapshot, rights, ttl);
     let text = if args.json { json(&findings, &snapshot) } else { text(&findings, &snapshot) };
     try_print(&text, "the findings")?;
     nodes.explain_refusal(snapshot.errors());
@@ -84,15 +83,15 @@ pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Returns all findings, errors first. `denials` are the missing rights of the user on each node,
+/// Returns all findings, errors first. `rights` are the findings about the user on each node,
 /// and `ttl` is the longest ttl that programs use.
-fn findings(snapshot: &Snapshot, denials: &[Vec<Denial>], ttl: Ttl) -> Vec<Finding> {
+fn findings(snapshot: &Snapshot, rights: Vec<Vec<Finding>>, ttl: Ttl) -> Vec<Finding> {
     let mut findings = checks::of_fleet(snapshot);
     let clock_here_is_wrong = checks::offset_from_this_machine_us(snapshot).is_some();
-    for ((node, state), denials) in snapshot.iter().zip(denials) {
-        let mut of_node = checks::of_node(node, state, denials, ttl);
+    for (node, rights) in snapshot.nodes.iter().zip(rights) {
+        let mut of_node = checks::of_node(node, ttl);
         of_node.retain(|finding| finding.check != "clock" || !clock_here_is_wrong);
-        for finding in of_node {
+        for finding in of_node.into_iter().chain(rights) {
             let mut about_nodes = findings.iter_mut().filter(|other| !other.nodes.is_empty());
             match about_nodes.find(|other| other.is_same_fault(&finding)) {
                 Some(other) => other.nodes.push(node.name.clone()),
@@ -125,13 +124,9 @@ fn text(findings: &[Finding], snapshot: &Snapshot) -> String {
             [] => String::new(),
             nodes => format!("{}: ", escape(&nodes.join(", "))),
         };
-        let what = wrap(&format!("{nodes}{}", finding.what), COLUMNS - INDENT);
-        let todo = wrap(&format!("> {}", finding.todo), COLUMNS - INDENT);
-        for (index, line) in what.iter().chain(&todo).enumerate() {
-            let label = if index == 0 { label } else { "" };
-            lines.push(format!("{label:INDENT$}{line}\n"));
-        }
-        lines.push("\n".into());
+        let (first, rest) = (format!("{label:INDENT$}"), " ".repeat(INDENT));
+        lines.push(paragraph(&format!("{nodes}{}", finding.what), &first, &rest));
+        lines.push(paragraph(&format!("> {}", finding.todo), &rest, &rest) + "\n");
     }
     let (errors, warnings) = (count(findings, Severity::Error), count(findings, Severity::Warning));
     let (voting, nodes) = (snapshot.voting(), snapshot.nodes.len());
@@ -159,17 +154,18 @@ mod tests {
 
     use super::Severity::{Error, Warning};
     use super::*;
-    use crate::fleet::NodeReport;
+    use crate::fleet::State;
+    use crate::fleet::snapshot::Answer;
     use crate::fleet::snapshot::tests::{facts, module, voting};
-    use crate::output::width;
+    use crate::output::{COLUMNS, width};
 
-    fn found(nodes: Vec<NodeReport>) -> Vec<Finding> {
-        let denials = vec![Vec::new(); nodes.len()];
-        findings(&Snapshot::new(nodes), &denials, Ttl::from_ms(10_000).unwrap())
+    fn found(nodes: Vec<Answer>) -> Vec<Finding> {
+        let rights = vec![Vec::new(); nodes.len()];
+        findings(&Snapshot::new(nodes), rights, Ttl::from_ms(10_000).unwrap())
     }
 
     /// Changes the last of three nodes. Returns the checks and severities of the findings.
-    fn after(change: impl Fn(&mut NodeReport)) -> Vec<(&'static str, Severity)> {
+    fn after(change: impl Fn(&mut Answer)) -> Vec<(&'static str, Severity)> {
         let mut nodes = voting(3);
         change(&mut nodes[2]);
         found(nodes).into_iter().map(|finding| (finding.check, finding.severity)).collect()
@@ -186,15 +182,12 @@ mod tests {
             NodeError::Misconfigured { reason: hostile("certificate") },
         ] {
             let mut nodes = voting(3);
-            nodes[2].answer = Err(error);
-            let snapshot = Snapshot::new(nodes.clone());
-            let state = &snapshot.states[2];
-            let json = snapshot.json();
-            let mut shown =
-                vec![state.reason().unwrap(), json["nodes"][2]["reason"].as_str().unwrap().into()];
+            nodes[2].1 = Err(error);
+            let json = Snapshot::new(nodes.clone()).json();
+            let mut shown = vec![json["nodes"][2]["reason"].as_str().unwrap().to_owned()];
             shown.extend(found(nodes).into_iter().flat_map(|finding| [finding.what, finding.todo]));
             let quotes = shown.iter().filter(|text| text.contains("\\u{1b}[2J"));
-            assert!(quotes.count() > 2, "{shown:?}");
+            assert!(quotes.count() > 1, "{shown:?}");
             assert!(shown.iter().all(|text| !text.contains('\u{1b}')), "{shown:?}");
         }
     }
@@ -202,19 +195,19 @@ mod tests {
     /// The faults that the tests with real servers do not cause.
     #[test]
     fn each_fault_makes_one_finding() {
-        let faults: [(fn(&mut NodeReport), _); 9] = [
+        let faults: [(fn(&mut Answer), _); 9] = [
             (|_| (), None),
             (
-                |node| module(node).unwritable = Some("writes-paused".into()),
+                |node| module(node).state = State::Unwritable("writes-paused".into()),
                 Some(("unwritable", Warning)),
             ),
-            (|node| facts(node).info.hello.set = SetReport::Unset, Some(("set-differs", Error))),
+            (|node| facts(node).hello.set = SetReport::Unset, Some(("set-differs", Error))),
             (
-                |node| facts(node).info.hello.mode = Some("cluster".into()),
+                |node| facts(node).hello.mode = Some("cluster".into()),
                 Some(("cluster-or-sentinel", Error)),
             ),
             (
-                |node| facts(node).info.maxmemory_policy = Some("volatile-ttl".into()),
+                |node| facts(node).maxmemory_policy = Some("volatile-ttl".into()),
                 Some(("evicts", Warning)),
             ),
             (|node| module(node).version = "0.2.0".into(), Some(("module-versions", Warning))),
@@ -241,13 +234,13 @@ mod tests {
     #[test]
     fn limits_of_clock_and_round_trip_are_exact() {
         let offset = |seconds: i64| {
-            move |node: &mut NodeReport| facts(node).clock_offset_us = Some(seconds * 1_000_000)
+            move |node: &mut Answer| facts(node).clock_offset_us = Some(seconds * 1_000_000)
         };
         assert_eq!(after(offset(5)), []);
         assert_eq!(after(offset(-7)), [("clock", Warning)]);
         assert_eq!(after(offset(61)), [("clock", Error)]);
         let round_trip =
-            |ms| move |node: &mut NodeReport| facts(node).round_trip = Duration::from_millis(ms);
+            |ms| move |node: &mut Answer| facts(node).round_trip = Duration::from_millis(ms);
         assert_eq!(after(round_trip(100)), []);
         assert_eq!(after(round_trip(500)), [("round-trip", Warning)]);
         assert_eq!(after(round_trip(1300)), [("round-trip", Error)]);
@@ -273,7 +266,7 @@ mod tests {
         let mut nodes = voting(3);
         for (index, node) in nodes.iter_mut().enumerate() {
             let set = format!("eu {} 1,2,3>1,2,3,4", index + 1);
-            facts(node).info.hello.set = SetReport::Set(set.parse().unwrap());
+            facts(node).hello.set = SetReport::Set(set.parse().unwrap());
         }
         assert_eq!(checks(nodes), ["set-changes"]);
     }

@@ -4,19 +4,10 @@ use quorlock_core::client::NodeError;
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, Value, cmd};
 
-use crate::fleet::{Node, Replies, replies};
-use crate::output::escape;
-
-/// A right that the user lacks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Denial {
-    Command(&'static str),
-    /// The key is escaped for a terminal.
-    Key(String),
-}
+use crate::fleet::{Finding, Node, Replies, replies};
 
 /// The commands that only locks of several keys and semaphores need.
-pub(super) const COMMANDS_FOR_SEVERAL_KEYS: [&str; 4] =
+const COMMANDS_FOR_SEVERAL_KEYS: [&str; 4] =
     ["LOCK.MACQUIRE", "LOCK.MEXTEND", "LOCK.MRELEASE", "LOCK.ACQUIREANY"];
 
 /// The commands of a client, in a form that changes nothing: the module refuses an empty token
@@ -38,16 +29,17 @@ const COMMANDS: [(&str, &[&str]); 10] = [
 /// right to use it is ignored.
 const PLACEHOLDER_KEY: &str = "quorlock-doctor";
 
-/// Returns the rights that the user lacks; none if the node does not answer. `key` is that of
-/// `--lock`.
-pub(super) async fn denied(node: &Node, key: Option<&str>) -> Vec<Denial> {
-    node.ask(async |connection| ask(connection, key).await).await.unwrap_or_default()
+/// Returns the findings about the rights of the user; none if the node does not answer. `key` is
+/// that of `--lock`.
+pub(super) async fn check(node: &Node, key: Option<&str>) -> Vec<Finding> {
+    let replies = node.ask(async |connection| ask(connection, key).await).await;
+    replies.map(|replies| findings(&replies, key)).unwrap_or_default()
 }
 
 async fn ask(
     connection: &mut MultiplexedConnection,
     key: Option<&str>,
-) -> Result<Vec<Denial>, NodeError> {
+) -> Result<Replies<{ COMMANDS.len() }>, NodeError> {
     let send = async |connection: &mut _, prefix: &[&str]| {
         let mut requests = Pipeline::with_capacity(COMMANDS.len());
         for (name, arguments) in COMMANDS {
@@ -58,15 +50,13 @@ async fn ask(
     };
     let user: Option<String> = cmd("ACL").arg("WHOAMI").query_async(connection).await.ok();
     if let Some(user) = user {
-        let replied: Replies<{ COMMANDS.len() }> =
-            send(connection, &["ACL", "DRYRUN", &user]).await?;
+        let replied = send(connection, &["ACL", "DRYRUN", &user]).await?;
         if replied.iter().all(|reply| !matches!(reply, Err(NodeError::Denied { .. }))) {
-            return Ok(denials(&replied, key));
+            return Ok(replied);
         }
     }
     // The user may not run ACL WHOAMI or ACL DRYRUN: sends the commands themselves.
-    let replied: Replies<{ COMMANDS.len() }> = send(connection, &[]).await?;
-    Ok(denials(&replied, key))
+    send(connection, &[]).await
 }
 
 fn with_key<'a>(arguments: &[&'a str], key: Option<&'a str>) -> Vec<&'a str> {
@@ -75,22 +65,44 @@ fn with_key<'a>(arguments: &[&'a str], key: Option<&'a str>) -> Vec<&'a str> {
     arguments.iter().map(replace).collect()
 }
 
-fn denials(replies: &[Result<Value, NodeError>], key: Option<&str>) -> Vec<Denial> {
-    let mut denials = Vec::new();
-    for ((name, _), reply) in COMMANDS.iter().zip(replies) {
+fn findings(replies: &[Result<Value, NodeError>], key: Option<&str>) -> Vec<Finding> {
+    let (mut for_all, mut for_several_keys, mut key_is_denied) = (Vec::new(), Vec::new(), false);
+    for ((command, _), reply) in COMMANDS.into_iter().zip(replies) {
         let words = match reply {
             Err(NodeError::Denied { reason }) => reason.clone(),
             Ok(Value::BulkString(words)) => String::from_utf8_lossy(words).into_owned(),
             _ => continue,
         };
-        if words.contains("permissions to run the") {
-            denials.push(Denial::Command(name));
-        } else if words.contains("permissions to access")
-            && let Some(key) = key
-            && !denials.iter().any(|denial| matches!(denial, Denial::Key(_)))
-        {
-            denials.push(Denial::Key(escape(key)));
+        if !words.contains("permissions to run the") {
+            key_is_denied |= words.contains("permissions to access");
+        } else if COMMANDS_FOR_SEVERAL_KEYS.contains(&command) {
+            for_several_keys.push(command);
+        } else {
+            for_all.push(command);
         }
     }
-    denials
+    let mut findings = Vec::new();
+    for (finding, commands, needed_by) in [
+        (Finding::error as fn(_, String, String) -> _, for_all, "clients"),
+        (Finding::warning, for_several_keys, "locks of several keys and semaphores"),
+    ] {
+        let Some((last, others)) = commands.split_last() else { continue };
+        let and = if others.is_empty() { "" } else { " and " };
+        let names = format!("{}{and}{last}", others.join(", "));
+        let rights = commands.join(" +").to_lowercase();
+        findings.push(finding(
+            "rights",
+            format!("the user may not run {names}, which {needed_by} need"),
+            format!("give the user +{rights}, with ACL SETUSER and in the server's ACL file"),
+        ));
+    }
+    if let (Some(key), true) = (key, key_is_denied) {
+        findings.push(Finding::error(
+            "rights",
+            format!("the user may not use the key {key}"),
+            "give the user its keys, such as ~orders/*, with ACL SETUSER and in the server's ACL \
+             file",
+        ));
+    }
+    findings
 }

@@ -1,11 +1,12 @@
 //! The state of every node. Each node is asked separately, so that the snapshot includes broken
 //! nodes, replicas and servers without the module.
 //!
-//! - [`Node`]: the connection to one node, and the requests to it. [`info`]: its replies to INFO.
+//! - [`Node`]: the connection to one node, and the requests to it. [`facts`]: what it answers.
 //! - [`snapshot`]: all nodes, and which of them a client counts. Every subcommand that shows the
-//!   state of the nodes shows such a snapshot. Also what to do about a node that is not counted.
+//!   state of the nodes shows such a snapshot. [`finding`]: why a node does not vote, and what to do.
 
-pub(crate) mod info;
+pub(crate) mod facts;
+mod finding;
 pub(crate) mod snapshot;
 
 use std::sync::Arc;
@@ -15,13 +16,13 @@ use futures_util::future::join_all;
 use quorlock_client::{connect_or_explain, read_error};
 use quorlock_core::client::NodeError;
 use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, Pipeline, RedisError, Value, cmd,
-};
+use redis::{AsyncConnectionConfig, Client, FromRedisValue, Pipeline, Value, cmd};
 use tokio::sync::Mutex;
 
-use self::info::Info;
-pub(crate) use self::snapshot::{Facts, NodeReport, Snapshot, State, advice, unwritable_advice};
+pub(crate) use self::facts::{Facts, ModuleInfo};
+pub(crate) use self::finding::{Finding, Severity};
+use self::snapshot::Answer;
+pub(crate) use self::snapshot::{NodeReport, Snapshot, State};
 use crate::endpoint::Endpoint;
 use crate::nodes::{NodeArgs, NodeSettings};
 use crate::values::duration;
@@ -63,22 +64,7 @@ impl FleetArgs {
 impl Fleet {
     /// Asks all nodes at the same time, and takes at most the time limit of one node.
     pub(crate) async fn gather(&self) -> Snapshot {
-        Snapshot::new(self.each(async |node: &Node| node.report().await).await)
-    }
-
-    /// Like [`each`](Self::each), for the nodes whose facts are in `snapshot`. The other nodes have
-    /// the default result.
-    pub(crate) async fn each_answering<T: Default>(
-        &self,
-        snapshot: &Snapshot,
-        work: impl AsyncFn(&Node) -> T,
-    ) -> Vec<T> {
-        let asked = self.nodes.iter().zip(&snapshot.nodes);
-        let of_node = async |(node, answer): (&Node, &NodeReport)| match answer.facts() {
-            Some(_) => work(node).await,
-            None => T::default(),
-        };
-        join_all(asked.map(of_node)).await
+        Snapshot::new(self.each(async |node: &Node| node.answer().await).await)
     }
 
     /// Runs `work` at the same time for every node. Returns the results in the nodes' order.
@@ -105,9 +91,9 @@ impl Node {
         Self { name: name.into(), client, limit, connection: Arc::default() }
     }
 
-    async fn report(&self) -> NodeReport {
+    async fn answer(&self) -> Answer {
         let answer = self.ask(async |connection| facts(connection).await).await;
-        NodeReport { name: self.name.to_string(), answer }
+        (self.name.to_string(), answer)
     }
 
     /// Runs `work` on a connection to the node within the time limit. If a kept connection is
@@ -144,7 +130,7 @@ async fn connect(client: &Client) -> Result<MultiplexedConnection, NodeError> {
     // No limits here: the one in [`Node::ask`] covers connecting and all replies.
     let config =
         AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-    connect_or_explain(client, &config, connect_error).await
+    connect_or_explain(client, &config).await
 }
 
 async fn facts(connection: &mut MultiplexedConnection) -> Result<Facts, NodeError> {
@@ -156,7 +142,7 @@ async fn facts(connection: &mut MultiplexedConnection) -> Result<Facts, NodeErro
     requests.cmd("CONFIG").arg("GET").arg("lock.*");
     let [info, of_lock, configs] = replies(&requests, connection).await?;
     let text = |reply| String::from_redis_value(reply).map_err(|_| NodeError::UnexpectedReply);
-    let info = Info::parse(&format!("{}\n{}", text(info?)?, text(of_lock?)?));
+    let facts = Facts::parse(&format!("{}\n{}", text(info?)?, text(of_lock?)?));
     // A user that may not read the configuration still gets the other facts.
     let configs =
         configs.ok().and_then(|reply| Vec::<(String, String)>::from_redis_value(reply).ok());
@@ -167,7 +153,7 @@ async fn facts(connection: &mut MultiplexedConnection) -> Result<Facts, NodeErro
     let (max_clock_skew_ms, max_waiters) =
         (config("lock.max-clock-skew"), config("lock.max-waiters"));
     let (round_trip, clock_offset_us) = probe(connection).await?;
-    Ok(Facts { info, max_clock_skew_ms, max_waiters, round_trip, clock_offset_us })
+    Ok(Facts { max_clock_skew_ms, max_waiters, round_trip, clock_offset_us, ..facts })
 }
 
 /// Measures the round trip and the offset of the node's clock. The offset is `None` if the user may
@@ -225,18 +211,4 @@ pub(crate) async fn query<T: FromRedisValue>(
 ) -> Result<T, NodeError> {
     let mut command = redis::Cmd::new();
     command.arg(words).query_async(connection).await.map_err(|error| read_error(&error))
-}
-
-fn connect_error(error: &RedisError) -> NodeError {
-    let reason = error.to_string();
-    if error.kind() == ErrorKind::AuthenticationFailed {
-        return NodeError::Denied { reason };
-    }
-    match read_error(error) {
-        NodeError::UnexpectedReply => NodeError::Down { reason },
-        NodeError::Down { .. } if reason.contains("invalid peer certificate") => {
-            NodeError::Misconfigured { reason }
-        }
-        other => other,
-    }
 }

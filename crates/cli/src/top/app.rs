@@ -3,9 +3,9 @@
 use std::cmp::Ordering;
 use std::time::{Duration, Instant};
 
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use quorlock_client::{ListedLock, LockList, LockState};
 
-use super::terminal::Key;
 use crate::fleet::{NodeReport, Snapshot};
 use crate::locks::{Summary, Verdict, leases};
 use crate::output::{escape_short, owner};
@@ -183,44 +183,46 @@ impl App {
         Action::Draw
     }
 
-    pub(super) fn handle(&mut self, key: Key) -> Action {
-        match key {
-            Key::Ctrl('c') => return Action::Quit,
-            Key::Ctrl('z') => return Action::Suspend,
-            Key::Ctrl('l') => return Action::Reset,
-            _ if self.is_typing => self.type_filter(key),
-            Key::Char('q') => return Action::Quit,
-            Key::Esc if self.shows_details => self.shows_details = false,
-            Key::Esc => self.set_filter(String::new()),
-            Key::Enter => {
+    pub(super) fn handle(&mut self, key: KeyEvent) -> Action {
+        let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
+        match key.code {
+            KeyCode::Char('c') if is_control => return Action::Quit,
+            KeyCode::Char('z') if is_control => return Action::Suspend,
+            KeyCode::Char('l') if is_control => return Action::Reset,
+            KeyCode::Char(_) if is_control => {}
+            code if self.is_typing => self.type_filter(code),
+            KeyCode::Char('q') => return Action::Quit,
+            KeyCode::Esc if self.shows_details => self.shows_details = false,
+            KeyCode::Esc => self.set_filter(String::new()),
+            KeyCode::Enter => {
                 self.shows_details = !self.shows_details && self.selected_lock().is_some();
             }
-            Key::Char('/') => self.is_typing = true,
-            Key::Char('s') => self.set_order(self.sort.next(), self.is_reversed),
-            Key::Char('r') => self.set_order(self.sort, !self.is_reversed),
-            Key::Down | Key::Char('j') => self.select(self.selected.saturating_add(1)),
-            Key::Up | Key::Char('k') => self.select(self.selected.saturating_sub(1)),
-            Key::PageDown => self.select(self.selected.saturating_add(self.page)),
-            Key::PageUp => self.select(self.selected.saturating_sub(self.page)),
-            Key::Home => self.select(0),
-            Key::End => self.select(usize::MAX),
-            Key::Char(_) | Key::Ctrl(_) | Key::Backspace => {}
+            KeyCode::Char('/') => self.is_typing = true,
+            KeyCode::Char('s') => self.set_order(self.sort.next(), self.is_reversed),
+            KeyCode::Char('r') => self.set_order(self.sort, !self.is_reversed),
+            KeyCode::Down | KeyCode::Char('j') => self.select(self.selected.saturating_add(1)),
+            KeyCode::Up | KeyCode::Char('k') => self.select(self.selected.saturating_sub(1)),
+            KeyCode::PageDown => self.select(self.selected.saturating_add(self.page)),
+            KeyCode::PageUp => self.select(self.selected.saturating_sub(self.page)),
+            KeyCode::Home => self.select(0),
+            KeyCode::End => self.select(usize::MAX),
+            _ => {}
         }
         Action::Draw
     }
 
-    fn type_filter(&mut self, key: Key) {
+    fn type_filter(&mut self, code: KeyCode) {
         let mut filter = self.filter.clone();
-        match key {
-            Key::Enter => self.is_typing = false,
-            Key::Esc => {
+        match code {
+            KeyCode::Enter => self.is_typing = false,
+            KeyCode::Esc => {
                 self.is_typing = false;
                 filter.clear();
             }
-            Key::Backspace => {
+            KeyCode::Backspace => {
                 filter.pop();
             }
-            Key::Char(c) if filter.chars().count() < FILTER_MAX_CHARS => filter.push(c),
+            KeyCode::Char(c) if filter.chars().count() < FILTER_MAX_CHARS => filter.push(c),
             _ => {}
         }
         self.set_filter(filter);
@@ -325,12 +327,13 @@ pub(super) mod tests {
 
     fn press(app: &mut App, keys: &str) {
         for c in keys.chars() {
-            app.handle(match c {
-                '\n' => Key::Enter,
-                '\x1b' => Key::Esc,
-                '\x08' => Key::Backspace,
-                c => Key::Char(c),
-            });
+            let code = match c {
+                '\n' => KeyCode::Enter,
+                '\x1b' => KeyCode::Esc,
+                '\x08' => KeyCode::Backspace,
+                c => KeyCode::Char(c),
+            };
+            app.handle(code.into());
         }
     }
 
@@ -403,9 +406,11 @@ pub(super) mod tests {
         let mut count = |after_s, counts: [u64; 2]| {
             let mut next = moment(vec![]);
             next.at += Duration::from_secs(after_s);
-            for node in &mut next.nodes.nodes {
+            let mut nodes = voting(3);
+            for node in &mut nodes {
                 module_of(node).counters[..2].copy_from_slice(&counts.map(Some));
             }
+            next.nodes = Snapshot::new(nodes);
             app.update(next);
             app.rates[0]
         };

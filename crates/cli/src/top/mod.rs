@@ -2,7 +2,7 @@
 //!
 //! - [`app`]: what is on the screen, and what each key press does.
 //! - [`view`]: the lines of the screen.
-//! - [`terminal`]: sets the terminal up and restores it, and reads keys.
+//! - [`terminal`]: sets the terminal up and restores it, and reads key presses.
 
 mod app;
 mod terminal;
@@ -16,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use crossterm::event::Event;
 use futures_util::future::join;
 use quorlock_core::client::limits::LISTED_MAX;
 use rustix::process::Signal;
@@ -84,11 +85,10 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let listen = |to: Signal| signal(SignalKind::from_raw(to.as_raw()));
     let stop = listen(Signal::TSTP).context("cannot listen for signals")?;
-    let (mut stop, mut continued, mut resized) =
-        (stop, listen(Signal::CONT)?, listen(Signal::WINCH)?);
+    let (mut stop, mut continued) = (stop, listen(Signal::CONT)?);
     let mut moments = start_gathering(args, nodes, fleet)?;
     let _screen = Screen::open()?;
-    let mut keys = terminal::keys();
+    let mut events = terminal::events();
     let mut app = App::default();
     let mut drawing = tokio::time::interval(DRAW_EVERY);
     drawing.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -98,13 +98,16 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
             _ = stop.recv() => Action::Suspend,
             // After a SIGSTOP, the settings of the terminal are unknown.
             _ = continued.recv() => Action::Reset,
-            // `None`: the terminal is gone.
-            key = keys.recv() => key.map_or(Action::Quit, |key| app.handle(key)),
+            event = events.recv() => match event {
+                Some(Event::Key(key)) => app.handle(key),
+                Some(_) => Action::Draw,
+                // The terminal is gone.
+                None => Action::Quit,
+            },
             moment = moments.recv() => match moment {
                 Some(moment) => app.update(moment?),
                 None => bail!("the thread that asks the nodes has ended"),
             },
-            _ = resized.recv() => Action::Draw,
             _ = drawing.tick() => Action::Draw,
         };
         match action {

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use super::app::{App, Lock, Moment, Sort};
 use crate::fleet::{NodeReport, State};
 use crate::locks::{self, Summary};
-use crate::output::{Fit, escape, fitted, keep_start, or_dash, short_time, time, with_plural};
+use crate::output::{
+    Fit, escape, fitted, keep_start, or_dash, short_time, time, with_heading, with_plural,
+};
 
 /// The nodes get at most the height of the screen divided by this.
 const NODES_HEIGHT_DIVISOR: usize = 3;
@@ -56,12 +58,11 @@ pub(super) fn lines(app: &mut App, now: Instant, columns: usize, rows: usize) ->
     let snapshot = &moment.nodes;
     let votes = if snapshot.has_majority() { GREEN } else { RED };
     let mut lines = vec![style(&title(app, moment, now), votes)];
-    let node_rows = snapshot.iter().enumerate().map(|(index, (node, state))| {
-        node_row(node, state, app.rates.get(index).copied().flatten())
-    });
-    let heading = NODE_HEADING.map(str::to_owned).to_vec();
-    let node_rows: Vec<_> = std::iter::once(heading).chain(node_rows).collect();
-    let node_styles = snapshot.states.iter().map(|state| match state {
+    let node_rows = snapshot.nodes.iter().enumerate();
+    let node_rows =
+        node_rows.map(|(index, node)| node_row(node, app.rates.get(index).copied().flatten()));
+    let node_rows = with_heading(NODE_HEADING, node_rows);
+    let node_styles = snapshot.nodes.iter().map(|node| match node.state {
         State::Voting => PLAIN,
         State::Abstaining(_) => YELLOW,
         State::Unwritable(_) | State::NotCounted(_) | State::Down(_) => RED,
@@ -120,11 +121,11 @@ fn title(app: &App, moment: &Moment, now: Instant) -> String {
     format!("quorlock top  {voting} of {nodes} nodes vote  {locks}  asked {age} ago, every {every}")
 }
 
-fn node_row(node: &NodeReport, state: &State, rates: Option<[f64; 2]>) -> Vec<String> {
+fn node_row(node: &NodeReport, rates: Option<[f64; 2]>) -> Vec<String> {
     let module = node.module();
     vec![
         escape(&node.name),
-        match state {
+        match &node.state {
             // Says more in the same room.
             State::Unwritable(reason) => reason.clone(),
             other => other.name().to_owned(),
@@ -171,8 +172,9 @@ impl Lock {
 
 #[cfg(test)]
 mod tests {
+    use crossterm::event::KeyCode;
+
     use super::super::app::tests::{lock, moment};
-    use super::super::terminal::Key;
     use super::*;
     use crate::output::width;
 
@@ -193,12 +195,12 @@ mod tests {
         let mut app = app_of(locks);
         screen(&mut app, 100, 30);
         for (key, seen) in [
-            (Key::End, "k09999"),
-            (Key::PageUp, "k09977"),
-            (Key::Home, "k00000"),
-            (Key::PageDown, "k00022"),
+            (KeyCode::End, "k09999"),
+            (KeyCode::PageUp, "k09977"),
+            (KeyCode::Home, "k00000"),
+            (KeyCode::PageDown, "k00022"),
         ] {
-            app.handle(key);
+            app.handle(key.into());
             let text = screen(&mut app, 100, 30);
             assert!(text.contains(&format!("\x1b[7m{seen}")), "no {seen} after {key:?}:\n{text}");
             assert!(text.matches("k0").count() <= app.page, "{text}");

@@ -5,8 +5,8 @@
 //! is in a process group of its own, where the terminal's signals do not reach it. If `quorlock
 //! run` is gone, the watchdog stops the command, and then releases the lock.
 //!
-//! This module has its handle in `quorlock run`, and what the two tell each other: messages of one
-//! line of JSON each, and the order to release the lock. [`process`] is the watchdog itself.
+//! This module has its handle in `quorlock run`, and what the two tell each other: the order at the
+//! start, and messages of one line of JSON each. [`process`] is the watchdog itself.
 
 mod process;
 
@@ -63,15 +63,14 @@ pub(crate) const PERMIT_VARIABLE: &str = "QUORLOCK_PERMIT";
 
 impl WatchdogHandle {
     pub(crate) fn start(
-        begin: Begin,
-        release_order: &ReleaseOrder,
+        order: &Order,
         command: &[OsString],
         environment: impl IntoIterator<Item = (&'static str, OsString)>,
     ) -> io::Result<Self> {
         // If the watchdog is killed, this process becomes the parent of its children.
         become_subreaper()?;
         let other_children = children();
-        let release_order = release_order.write()?;
+        let order_file = order.write()?;
         let (ours, theirs) = net::UnixStream::pair()?;
         let mut watchdog = Command::new(THIS_PROGRAM);
         watchdog.arg0("quorlock").arg(SUBCOMMAND).args(command);
@@ -84,20 +83,12 @@ impl WatchdogHandle {
         let process = Pid::from_child(&watchdog.spawn()?);
         // Closes this process's copy of `theirs`.
         drop(watchdog);
-        send_descriptors(&ours, [stdin().as_fd(), release_order.as_fd()])?;
+        send_descriptors(&ours, [stdin().as_fd(), order_file.as_fd()])?;
         ours.set_nonblocking(true)?;
         let (reports, instructions) = UnixStream::from_std(ours)?.into_split();
         let reports = BufReader::new(reports).lines();
-        let watchdog = Self {
-            process,
-            leader: None,
-            group: begin.group,
-            other_children,
-            reports,
-            instructions,
-        };
-        watchdog.send_instruction(&Instruction::Begin(begin));
-        Ok(watchdog)
+        let group = order.begin.group;
+        Ok(Self { process, leader: None, group, other_children, reports, instructions })
     }
 
     /// Sends an instruction without waiting. If the watchdog is stuck, `quorlock run` stops the
@@ -130,7 +121,7 @@ impl WatchdogHandle {
 }
 
 /// Sends the watchdog its standard input, which until then is its end of the connection, and the
-/// [`ReleaseOrder`]. Descriptors show the token neither in arguments nor in the environment.
+/// [`Order`]. Descriptors show the token neither in arguments nor in the environment.
 fn send_descriptors(
     connection: &net::UnixStream,
     descriptors: [BorrowedFd<'_>; DESCRIPTORS],
@@ -145,7 +136,6 @@ fn send_descriptors(
 /// A message from `quorlock run` to the watchdog.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) enum Instruction {
-    Begin(Begin),
     /// The lock is valid until this moment.
     Extended(#[serde(with = "MomentFields")] Moment),
     /// The nodes say that the lock has ended.
@@ -208,16 +198,17 @@ fn send(connection: &OwnedWriteHalf, message: &impl Serialize) -> bool {
 /// How long the watchdog tries to release the lock. A lease that remains on a node ends by its ttl.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What the watchdog needs to release the lock if `quorlock run` is gone. It contains the token and
-/// passwords: never print it.
+/// What the watchdog does, and what it needs to release the lock if `quorlock run` is gone. It
+/// contains the token and passwords: never print it.
 #[derive(Deserialize, Serialize)]
-pub(crate) struct ReleaseOrder {
+pub(crate) struct Order {
+    pub(crate) begin: Begin,
     /// The text of a [`DetachedLock`].
     pub(crate) handle: String,
     pub(crate) nodes: SecretNodes,
 }
 
-impl ReleaseOrder {
+impl Order {
     /// Writes the order to a file in memory, from which [`read`](Self::read) reads it. Certificates
     /// may need more space than a socket has.
     fn write(&self) -> io::Result<OwnedFd> {
@@ -232,12 +223,12 @@ impl ReleaseOrder {
         let mut text = String::new();
         File::from(file).read_to_string(&mut text)?;
         // The error of serde would quote the text.
-        serde_json::from_str(&text).ok().context("the order to release the lock is incomplete")
+        serde_json::from_str(&text).ok().context("the order to the watchdog is incomplete")
     }
 
     /// Releases the lock on all nodes, unless it has ended or has another token. Ignores errors: no
     /// process is left to report them to.
-    async fn carry_out(self) {
+    async fn release(self) {
         let release = async {
             let handle: DetachedLock = self.handle.parse()?;
             let quorum = self.nodes.connect().await?;

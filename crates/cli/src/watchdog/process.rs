@@ -17,7 +17,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::{Begin, DESCRIPTORS, Instruction, ReleaseOrder, Report, send};
+use super::{Begin, DESCRIPTORS, Instruction, Order, Report, send};
 use crate::process_tree::ProcessTree;
 use crate::system;
 use crate::system::Signals;
@@ -35,21 +35,17 @@ pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
     let _signals = Signals::listen()?;
     let _ = rustix::thread::set_name(NAME);
     let connection = stdin().as_fd().try_clone_to_owned()?;
-    let [stdin, release_order] =
+    let [stdin, order] =
         receive_descriptors(connection.as_fd()).context("only `quorlock run` starts a watchdog")?;
     dup2_stdin(stdin)?;
     // Closes the descriptor before the command starts.
-    let release_order = ReleaseOrder::read(release_order)?;
+    let order = Order::read(order)?;
     let connection = net::UnixStream::from(connection);
     connection.set_nonblocking(true)?;
     let (instructions, reports) = UnixStream::from_std(connection)?.into_split();
     let mut watchdog = Watchdog { instructions: BufReader::new(instructions).lines(), reports };
-    let must_release = match watchdog.next_instruction().await {
-        Some(Instruction::Begin(begin)) => watchdog.run(begin, &command).await?,
-        _ => true,
-    };
-    if must_release {
-        release_order.carry_out().await;
+    if watchdog.run(order.begin, &command).await? {
+        order.release().await;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -106,7 +102,6 @@ impl Watchdog {
                             tree.pass_on(signal);
                         }
                     }
-                    Some(Instruction::Begin(_)) => {}
                     None => {
                         is_abandoned = true;
                         schedule.handle_abandoned(system::now());

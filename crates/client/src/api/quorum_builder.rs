@@ -4,7 +4,7 @@ use std::time::Duration;
 
 #[cfg(feature = "tls")]
 use ::redis::ConnectionAddr;
-use ::redis::{Client, ConnectionInfo, IntoConnectionInfo as _, RedisResult};
+use ::redis::{Client, ConnectionInfo, IntoConnectionInfo as _, RedisError, RedisResult};
 
 use quorlock_core::client::{limits, redact_url, unsupported_scheme};
 
@@ -154,26 +154,33 @@ impl QuorumBuilder {
     }
 
     fn open(&self, node: &NodeSource) -> Result<NodeInfo, ConnectError> {
-        let endpoint = match node {
-            NodeSource::Client(client) => Endpoint::of_client(client),
-            NodeSource::Url(url) => {
-                let invalid =
-                    |reason: String| ConnectError::InvalidUrl { url: redact_url(url), reason };
-                let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
-                if let Some(reason) = unsupported_scheme(scheme) {
-                    return Err(invalid(reason.to_owned()));
-                }
-                let info = url
-                    .as_str()
-                    .into_connection_info()
-                    .map_err(|error| invalid(error.to_string()))?;
-                Endpoint::new(self.with_credentials(info), |info| self.open_client(info))
-            }
-        };
-        let endpoint = endpoint.map_err(|error| ConnectError::Tls { reason: error.to_string() })?;
+        let endpoint = Endpoint::new(&self.client_of(node)?).map_err(tls_error)?;
         let name: Arc<str> = endpoint.address().into();
         let wait_connections = Arc::new(WaitConnectionPool::new(endpoint.clone()));
         Ok(NodeInfo { name, endpoint, wait_connections })
+    }
+
+    /// Makes a client of redis-rs for each node, and connects none.
+    ///
+    /// Not part of the API: the program `quorlock` connects to each node by itself, too.
+    #[doc(hidden)]
+    pub fn redis_clients(&self) -> Vec<Result<Client, ConnectError>> {
+        self.nodes.iter().map(|node| self.client_of(node)).collect()
+    }
+
+    fn client_of(&self, node: &NodeSource) -> Result<Client, ConnectError> {
+        let url = match node {
+            NodeSource::Client(client) => return Ok((**client).clone()),
+            NodeSource::Url(url) => url,
+        };
+        let invalid = |reason: String| ConnectError::InvalidUrl { url: redact_url(url), reason };
+        let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+        if let Some(reason) = unsupported_scheme(scheme) {
+            return Err(invalid(reason.to_owned()));
+        }
+        let info =
+            url.as_str().into_connection_info().map_err(|error| invalid(error.to_string()))?;
+        self.open_client(self.with_credentials(info)).map_err(tls_error)
     }
 
     fn with_credentials(&self, info: ConnectionInfo) -> ConnectionInfo {
@@ -221,6 +228,10 @@ impl fmt::Debug for QuorumBuilder {
         let nodes: Vec<_> = self.nodes.iter().map(name).collect();
         f.debug_struct("QuorumBuilder").field("nodes", &nodes).finish_non_exhaustive()
     }
+}
+
+fn tls_error(error: RedisError) -> ConnectError {
+    ConnectError::Tls { reason: error.to_string() }
 }
 
 /// Without a cryptography provider, connecting panics. The program may have chosen one.

@@ -230,7 +230,7 @@ mod tests {
 
     async fn connect(server: &Server) -> Arc<Connection> {
         let client = ::redis::Client::open(server.url()).unwrap();
-        let endpoint = Endpoint::of_client(&client).unwrap();
+        let endpoint = Endpoint::new(&client).unwrap();
         Arc::new(open(&endpoint, 1, || {}).await.unwrap().0)
     }
 

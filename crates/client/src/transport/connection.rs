@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline,
-    ProtocolVersion, RedisError, RedisResult, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, Pipeline, ProtocolVersion,
+    RedisError, RedisResult, Value,
 };
 use quorlock_core::client::{Hello, NodeError, limits};
 use tokio::sync::oneshot;
@@ -29,19 +29,13 @@ pub(crate) struct Connection {
 }
 
 impl Endpoint {
-    pub(crate) fn new(
-        info: ConnectionInfo,
-        open: impl Fn(ConnectionInfo) -> RedisResult<Client>,
-    ) -> RedisResult<Self> {
+    pub(crate) fn new(client: &Client) -> RedisResult<Self> {
+        let info = client.get_connection_info().clone();
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let info = info.set_tcp_settings(tcp);
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-        let shared = open(info.clone().set_redis_settings(settings))?;
-        Ok(Self { shared, wait_connections: open(info)? })
-    }
-
-    pub(crate) fn of_client(client: &Client) -> RedisResult<Self> {
-        Self::new(client.get_connection_info().clone(), Client::open)
+        let shared = Client::open(info.clone().set_redis_settings(settings))?;
+        Ok(Self { shared, wait_connections: Client::open(info)? })
     }
 
     /// The address, without any password.
@@ -86,7 +80,7 @@ pub(crate) async fn open(
             }
             Ok(())
         });
-    let mut wire = connect_or_explain(&endpoint.shared, &config, connect_error).await?;
+    let mut wire = connect_or_explain(&endpoint.shared, &config).await?;
     let asked = Instant::now();
     let mut info = ::redis::cmd("INFO");
     info.arg("server").arg("replication").arg("lock");
@@ -107,7 +101,6 @@ pub(crate) async fn open(
 pub async fn connect_or_explain(
     client: &Client,
     config: &AsyncConnectionConfig,
-    read_error: impl Fn(&RedisError) -> NodeError,
 ) -> Result<MultiplexedConnection, NodeError> {
     let address = client.get_connection_info().addr();
     tokio::select! {
@@ -117,7 +110,7 @@ pub async fn connect_or_explain(
                 Ok(connection) => return Ok(connection),
                 Err(error) => error,
             };
-            match read_error(&error) {
+            match connect_error(&error) {
                 down @ NodeError::Down { .. }
                     if !error.is_timeout() && !error.is_connection_refusal() =>
                 {

@@ -1,9 +1,10 @@
-//! A server's reply to INFO.
+//! What a node says about itself, in its replies to INFO and to other requests.
 
 use std::time::Duration;
 
 use quorlock_core::client::Hello;
 
+use super::snapshot::State;
 use crate::output::escape;
 
 /// The counters of `INFO lock`, without their prefix, and what they count: see
@@ -23,7 +24,7 @@ pub(crate) const COUNTERS: [(&str, &str); 11] = [
 ];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Info {
+pub(crate) struct Facts {
     /// `redis 7.0.15` or `valkey 8.1.3`.
     pub(crate) server: String,
     /// What a client learns from a new connection. The mode is escaped for a terminal.
@@ -32,18 +33,22 @@ pub(crate) struct Info {
     pub(crate) maxmemory_bytes: u64,
     pub(crate) maxmemory_policy: Option<String>,
     /// `None` without the module.
-    pub(crate) lock: Option<ModuleInfo>,
+    pub(crate) module: Option<ModuleInfo>,
+    /// `lock.max-clock-skew`; `None` if the node does not show it.
+    pub(crate) max_clock_skew_ms: Option<u64>,
+    /// `lock.max-waiters`; `None` if the node does not show it.
+    pub(crate) max_waiters: Option<u64>,
+    pub(crate) round_trip: Duration,
+    /// How far the node's wall clock is ahead of this machine's; `None` if the user may not run
+    /// TIME.
+    pub(crate) clock_offset_us: Option<i64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ModuleInfo {
     pub(crate) version: String,
-    /// `None` if the node does not abstain.
-    pub(crate) abstention: Option<Abstention>,
-    /// Why the server refuses writes, as a word of [`Unwritable`]; `None` if it accepts them.
-    ///
-    /// [`Unwritable`]: quorlock_core::node::Unwritable
-    pub(crate) unwritable: Option<String>,
+    /// The state of the node, by its own account.
+    pub(crate) state: State,
     pub(crate) max_ttl_ms: Option<u64>,
     pub(crate) rejoin_delay_ms: Option<u64>,
     pub(crate) leases: u64,
@@ -62,8 +67,8 @@ pub(crate) struct Abstention {
     pub(crate) left: Option<Duration>,
 }
 
-impl Info {
-    /// Parses the replies to INFO and INFO lock, in any order.
+impl Facts {
+    /// Parses the replies to INFO and INFO lock, in any order. Other replies have the other facts.
     pub(crate) fn parse(text: &str) -> Self {
         let fields = Fields(text);
         let mut hello = Hello::from_info(text);
@@ -78,7 +83,8 @@ impl Info {
             hello,
             maxmemory_bytes: fields.number("maxmemory").unwrap_or(0),
             maxmemory_policy: fields.escaped("maxmemory_policy"),
-            lock: ModuleInfo::read(&fields),
+            module: ModuleInfo::read(&fields),
+            ..Self::default()
         }
     }
 
@@ -91,17 +97,18 @@ impl Info {
 impl ModuleInfo {
     fn read(fields: &Fields) -> Option<Self> {
         let state = fields.text("lock_state")?;
-        let unwritable = (state == "unwritable")
-            .then(|| fields.escaped("lock_unwritable_reason").unwrap_or_else(|| escape(state)));
-        let abstains = state != "voting" && unwritable.is_none();
-        let abstention = abstains.then(|| Abstention {
-            reason: fields.escaped("lock_abstain_reason").unwrap_or_else(|| escape(state)),
-            left: fields.number("lock_abstain_left_ms").map(Duration::from_millis),
-        });
+        let reason = |field| fields.escaped(field).unwrap_or_else(|| escape(state));
+        let state = match state {
+            "voting" => State::Voting,
+            "unwritable" => State::Unwritable(reason("lock_unwritable_reason")),
+            _ => State::Abstaining(Abstention {
+                reason: reason("lock_abstain_reason"),
+                left: fields.number("lock_abstain_left_ms").map(Duration::from_millis),
+            }),
+        };
         Some(Self {
             version: fields.escaped("lock_version").unwrap_or_else(|| "unknown".into()),
-            abstention,
-            unwritable,
+            state,
             max_ttl_ms: fields.number("lock_max_ttl_ms"),
             rejoin_delay_ms: fields.number("lock_rejoin_delay_ms"),
             leases: fields.number("lock_leases").unwrap_or(0),
@@ -146,37 +153,41 @@ mod tests {
     fn abstention_has_a_reason_and_an_end_that_may_be_unknown() {
         let text =
             "lock_state:abstaining\r\nlock_abstain_reason:start\r\nlock_abstain_left_ms:41000\r\n";
-        let abstention = Info::parse(text).lock.unwrap().abstention.unwrap();
-        assert_eq!(abstention.reason, "start");
-        assert_eq!(abstention.left, Some(Duration::from_secs(41)));
+        let abstains =
+            |reason: &str, left| State::Abstaining(Abstention { reason: reason.to_owned(), left });
+        let left = Some(Duration::from_secs(41));
+        assert_eq!(Facts::parse(text).module.unwrap().state, abstains("start", left));
         let text = "role:slave\r\nlock_state:abstaining\r\nlock_abstain_reason:replica\r\n";
-        let info = Info::parse(text);
-        assert!(info.hello.is_replica);
-        assert_eq!(info.lock.unwrap().abstention.unwrap().left, None);
+        let facts = Facts::parse(text);
+        assert!(facts.hello.is_replica);
+        assert_eq!(facts.module.unwrap().state, abstains("replica", None));
     }
 
     #[test]
     fn valkey_and_a_missing_module_are_recognized() {
         let text = "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.3\r\nserver_mode:cluster\r\n\
             maxmemory:100\r\nmaxmemory_policy:volatile-ttl\r\n";
-        let info = Info::parse(text);
-        assert_eq!((&*info.server, info.hello.mode.as_deref()), ("valkey 8.1.3", Some("cluster")));
-        assert!(info.evicts() && info.lock.is_none());
-        assert_eq!(Info::parse("").server, "redis of an unknown version");
+        let facts = Facts::parse(text);
+        assert_eq!(
+            (&*facts.server, facts.hello.mode.as_deref()),
+            ("valkey 8.1.3", Some("cluster"))
+        );
+        assert!(facts.evicts() && facts.module.is_none());
+        assert_eq!(Facts::parse("").server, "redis of an unknown version");
     }
 
     #[test]
     fn set_that_cannot_be_parsed_does_not_count_as_unset() {
         let text =
             "lock_state:voting\r\nlock_set_name:eu\r\nlock_set_id:x\r\nlock_set_members:1\r\n";
-        assert_eq!(Info::parse(text).hello.set, SetReport::Unheard);
-        assert_eq!(Info::parse("lock_state:voting\r\n").hello.set, SetReport::Unset);
+        assert_eq!(Facts::parse(text).hello.set, SetReport::Unheard);
+        assert_eq!(Facts::parse("lock_state:voting\r\n").hello.set, SetReport::Unset);
     }
 
     #[test]
     fn text_of_a_server_cannot_control_the_terminal() {
-        let info = Info::parse("redis_version:\x1b[2J\r\nlock_state:\x07\r\n");
-        assert_eq!(info.server, "redis \\u{1b}[2J");
-        assert_eq!(info.lock.unwrap().abstention.unwrap().reason, "\\u{7}");
+        let facts = Facts::parse("redis_version:\x1b[2J\r\nlock_state:\x07\r\n");
+        assert_eq!(facts.server, "redis \\u{1b}[2J");
+        assert_eq!(facts.module.unwrap().state.reason().unwrap(), "\\u{7}");
     }
 }
