@@ -12,14 +12,14 @@ use quorlock_client::{
 use quorlock_core::quorum::Majority;
 use rustix::process::getppid;
 use rustix::system::uname;
-use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::acquire::{FLUSH_LIMIT, check_ttl};
 use crate::exit::{self, Ended};
 use crate::lock_renewer::revoked_nodes;
 use crate::nodes::{self, NodeArgs};
+use crate::output::ms;
 use crate::system::Signals;
 use crate::values::duration;
 
@@ -161,18 +161,6 @@ pub(crate) struct HandleOutput {
     json: bool,
 }
 
-#[derive(Serialize)]
-struct Printed<'a> {
-    handle: &'a str,
-    /// With replacement characters for bytes that are not UTF-8. The handle has the exact key.
-    key: String,
-    fence: u64,
-    ttl_ms: u128,
-    expires_unix_ms: u128,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    permit: Option<usize>,
-}
-
 /// The owner label of a lock that no process holds. It names the parent, usually the script that
 /// keeps the handle: this process ends before the lock does.
 pub(crate) fn default_owner() -> String {
@@ -223,14 +211,19 @@ impl HandleOutput {
         let handle = detached.to_secret_text();
         let line = if self.json {
             let expires = detached.until().duration_since(UNIX_EPOCH).unwrap_or_default();
-            serde_json::to_string(&Printed {
-                handle: &handle,
-                key: String::from_utf8_lossy(detached.key()).into_owned(),
-                fence: detached.fence().get(),
-                ttl_ms: detached.ttl().as_millis(),
-                expires_unix_ms: expires.as_millis(),
-                permit: detached.slot(),
-            })?
+            let mut shown = json!({
+                "handle": handle,
+                // With replacement characters for bytes that are not UTF-8. The handle has the
+                // exact key.
+                "key": String::from_utf8_lossy(detached.key()),
+                "fence": detached.fence().get(),
+                "ttl_ms": ms(detached.ttl()),
+                "expires_unix_ms": ms(expires),
+            });
+            if let Some(slot) = detached.slot() {
+                shown["permit"] = slot.into();
+            }
+            shown.to_string()
         } else {
             handle
         };

@@ -140,7 +140,7 @@ pub(crate) struct SecretNodes {
 
 impl NodeArgs {
     pub(crate) async fn connect(&self) -> anyhow::Result<Quorum> {
-        self.load()?.connect().await
+        self.load()?.connect_within(CONNECT_LIMIT, None).await
     }
 
     /// Finds the nodes and the defaults in options, environment and files.
@@ -181,16 +181,11 @@ impl NodeArgs {
                 ("tls.cacert", file.tls.cacert.is_some() && self.cacert.is_none()),
                 ("tls.cert", file.tls.cert.is_some() && self.cert.is_none()),
             ];
-            let names: Vec<_> = settings
-                .iter()
-                .filter(|(_, is_unused)| *is_unused)
-                .map(|(name, _)| *name)
-                .collect();
-            let path = path.display().to_string();
-            (path != source && !names.is_empty()).then(|| {
-                let names = names.join(", ");
-                format!("not used: {names} of {path}, because {source} names the nodes")
-            })
+            let names =
+                settings.into_iter().filter_map(|(name, is_unused)| is_unused.then_some(name));
+            let (names, path) = (names.collect::<Vec<_>>().join(", "), path.display().to_string());
+            (path != source && !names.is_empty())
+                .then(|| format!("not used: {names} of {path}, because {source} names the nodes"))
         };
         Ok(files.iter().find_map(of_file))
     }
@@ -286,10 +281,6 @@ impl NodeArgs {
 }
 
 impl NodeSettings {
-    pub(crate) async fn connect(&self) -> anyhow::Result<Quorum> {
-        self.connect_within(CONNECT_LIMIT, None).await
-    }
-
     /// Connects to the nodes for a call that acquires a lock and may wait for it.
     pub(crate) async fn connect_before_call(
         &self,
@@ -341,11 +332,7 @@ impl NodeSettings {
 }
 
 impl SecretNodes {
-    pub(crate) async fn connect(&self) -> anyhow::Result<Quorum> {
-        Ok(self.builder().connect_timeout(CONNECT_LIMIT).connect().await?)
-    }
-
-    fn builder(&self) -> QuorumBuilder {
+    pub(crate) fn builder(&self) -> QuorumBuilder {
         let mut builder = Quorum::builder().nodes(&self.urls);
         if let Some((user, password)) = &self.credentials {
             builder = builder.credentials(user, password);

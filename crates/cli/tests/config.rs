@@ -13,138 +13,118 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 const NO_SERVER: &str = "redis://127.0.0.1:1";
+/// What the program says of this server.
+const NOT_CONNECTED: &str = "127.0.0.1:1: not connected";
 const PASSWORD: &str = "s3cret/@ &";
 const CREDENTIALS: &str = "user = 'locker'\npassword-file = 'password'\n";
 
-/// A folder for files that only their owner can read.
-struct Files(TempDir);
+/// A folder for lines of a shell, with files that only their owner can read. There, `./run` takes
+/// the options of `quorlock run`, runs `true` under the lock `k`, and does not wait.
+struct Folder {
+    folder: TempDir,
+    /// The nodes in the variable `NODES`.
+    nodes: Nodes,
+}
 
-impl Files {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
+impl Folder {
+    fn new(nodes: Nodes) -> Self {
+        let folder = Self { folder: tempfile::tempdir().unwrap(), nodes };
+        let run = "exec quorlock run k -n --node-timeout 1s -c true \"$@\"";
+        folder.write("run", &format!("#!/bin/sh\n{run}\n"));
+        fs::set_permissions(folder.path("run"), Permissions::from_mode(0o700)).unwrap();
+        folder
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
+        self.folder.path().join(name)
     }
 
-    fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.path(name);
-        fs::write(&path, text).unwrap();
-        self.allow(name, 0o600);
-        path
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+        fs::set_permissions(self.path(name), Permissions::from_mode(0o600)).unwrap();
     }
 
-    fn allow(&self, name: &str, mode: u32) {
-        fs::set_permissions(self.path(name), Permissions::from_mode(mode)).unwrap();
+    /// Writes a configuration file with the nodes and these lines.
+    fn write_config(&self, name: &str, rest: &str) {
+        self.write(name, &format!("nodes = {:?}\n{rest}", self.nodes.urls()));
     }
-}
 
-fn nodes_line(nodes: &Nodes) -> String {
-    format!("nodes = {:?}\n", nodes.urls())
-}
-
-fn run(command: &mut Command) -> Output {
-    run_with_options(command, &[])
-}
-
-fn run_with_options(command: &mut Command, options: &[&str]) -> Output {
-    command.arg("run").args(LONG_NODE_TIMEOUT).arg("--no-wait").args(options);
-    command.args(["k", "--", "true"]).output().unwrap()
-}
-
-fn run_with(file: &Path) -> Output {
-    run(quorlock().env("QUORLOCK_CONFIG", file))
-}
-
-#[track_caller]
-fn assert_succeeds(output: &Output) {
-    assert_eq!((code(output.status), stderr(output)), (0, ""));
-}
-
-#[track_caller]
-fn assert_finds_no_server(output: &Output) {
-    assert_ne!(code(output.status), 0);
-    assert_contains(stderr(output), "127.0.0.1:1: not connected");
-}
-
-/// Asserts that the program failed with 125 and these hints, and showed no password.
-#[track_caller]
-fn assert_fails(output: &Output, hints: &[&str]) {
-    for hint in hints {
-        assert_error(output, 125, hint);
+    fn output(&self, line: &str) -> Output {
+        let mut shell = shell(line, "");
+        shell.current_dir(self.folder.path()).env_remove("QUORLOCK_NODES");
+        shell.env("NODES", self.nodes.urls().join(",")).env("DOWN", NO_SERVER);
+        shell.env("PASSWORD", PASSWORD).output().unwrap()
     }
-    assert!(!stderr(output).contains("s3cret"), "{}", stderr(output));
+
+    /// Asserts that each line ends with this code, and says this and no password. A line without
+    /// a text says nothing.
+    #[track_caller]
+    fn check(&self, lines: &[(&str, i32, &str)]) {
+        for (line, expected, text) in lines {
+            let output = self.output(line);
+            let said = stderr(&output);
+            assert_eq!(code(output.status), *expected, "{line}: {said}");
+            assert!(said.contains(text) && said.is_empty() == text.is_empty(), "{line}: {said}");
+            assert!(!said.contains("s3cret"), "{line}: {said}");
+        }
+    }
 }
 
 /// Nodes that accept only the user `locker` with [`PASSWORD`].
 fn with_password() -> Nodes {
     let nodes = Nodes::start(3);
     for node in &nodes {
-        let password = format!(">{PASSWORD}");
-        let mut connection = node.connection();
-        for rules in [&["locker", "on", &password, "~*", "+@all"][..], &["default", "off"]] {
-            redis::cmd("ACL").arg("SETUSER").arg(rules).exec(&mut connection).unwrap();
-        }
+        exec(node, &["ACL", "SETUSER", "locker", "on", &format!(">{PASSWORD}"), "~*", "+@all"]);
+        exec(node, &["ACL", "SETUSER", "default", "off"]);
     }
     nodes
 }
 
-/// Writes a configuration file with these nodes and [`CREDENTIALS`], and returns its path.
-fn write_config(files: &Files, nodes: &Nodes) -> PathBuf {
-    files.write("f.toml", &(nodes_line(nodes) + CREDENTIALS))
-}
-
 #[test]
 fn option_comes_before_environment_and_environment_before_files() {
-    let nodes = Nodes::start(3);
-    let files = Files::new();
-    let (here, nowhere) = (nodes.urls().join(","), format!("nodes = ['{NO_SERVER}']"));
-    let good = files.write("quorlock.toml", &nodes_line(&nodes));
-    let bad = files.write("bad.toml", &nowhere);
-    let of_user = || {
-        let mut command = quorlock();
-        command.env("XDG_CONFIG_HOME", files.path(""));
-        command
-    };
-    assert_succeeds(&run(&mut of_user()));
-    assert_succeeds(&run_with(&good));
-    assert_finds_no_server(&run_with(&bad));
-    assert_finds_no_server(&run(of_user().env("QUORLOCK_CONFIG", &bad)));
-    assert_succeeds(&run(of_user().env("QUORLOCK_CONFIG", "")));
-    assert_succeeds(&run(of_user().env("QUORLOCK_CONFIG", &bad).env("QUORLOCK_NODES", &here)));
-    assert_finds_no_server(&run(of_user().env("QUORLOCK_NODES", NO_SERVER)));
-
-    let with_options =
-        |options: &[&str]| run_with_options(of_user().env("QUORLOCK_NODES", NO_SERVER), options);
-    assert_succeeds(&with_options(&["--nodes", &here]));
-    assert_fails(&with_options(&["--nodes", ""]), &["--nodes is empty"]);
-    let config = ["--config", good.to_str().unwrap()];
-    // The nodes of the environment come before those of the file.
-    assert_finds_no_server(&with_options(&config));
+    let folder = Folder::new(Nodes::start(3));
+    folder.write_config("quorlock.toml", "");
+    folder.write("bad.toml", &format!("nodes = ['{NO_SERVER}']"));
+    folder.check(&[
+        ("XDG_CONFIG_HOME=$PWD ./run", 0, ""),
+        ("QUORLOCK_CONFIG=quorlock.toml ./run", 0, ""),
+        ("QUORLOCK_CONFIG=bad.toml ./run", 122, NOT_CONNECTED),
+        ("XDG_CONFIG_HOME=$PWD QUORLOCK_CONFIG=bad.toml ./run", 122, NOT_CONNECTED),
+        ("XDG_CONFIG_HOME=$PWD QUORLOCK_CONFIG= ./run", 0, ""),
+        ("QUORLOCK_CONFIG=bad.toml QUORLOCK_NODES=$NODES ./run", 0, ""),
+        ("XDG_CONFIG_HOME=$PWD QUORLOCK_NODES=$DOWN ./run", 122, NOT_CONNECTED),
+        ("QUORLOCK_NODES=$DOWN ./run --nodes $NODES", 0, ""),
+        // The nodes of the environment come before those of the file.
+        ("QUORLOCK_NODES=$DOWN ./run --config quorlock.toml", 122, NOT_CONNECTED),
+    ]);
+    let script = "echo ${QUORLOCK_NODES-none} ${QUORLOCK_PASSWORD-none} $QUORLOCK_KEY";
+    let output = folder
+        .output(&format!("QUORLOCK_NODES=$NODES QUORLOCK_PASSWORD= quorlock run k -c '{script}'"));
+    assert_eq!((code(output.status), stdout(&output)), (0, "none none k\n"));
 }
 
 #[test]
 fn defaults_come_from_the_file_and_options_replace_them() {
-    let nodes = Nodes::start(1);
-    let files = Files::new();
+    let folder = Folder::new(Nodes::start(1));
     let defaults = "[defaults]\nttl = '30s'\nwait = '0'\nowner = 'the night watch'";
-    let file = files.write("f.toml", &(nodes_line(&nodes) + defaults));
+    folder.write_config("f.toml", defaults);
+    folder.write_config("wait.toml", "[defaults]\nwait = '1h'");
     // Returns whether the lock has the ttl of the file, and whether it has the owner named there.
     let seen_with = |options: &[&str]| {
-        let start = |options: &[&str], script: &str| {
-            let mut run = quorlock();
-            run.args(["run", "--config"]).arg(&file).args(LONG_NODE_TIMEOUT).args(options);
-            Running::start(run.args(["k", "--", "sh", "-c", script]))
-        };
-        let mut running = start(options, "echo held; read go");
+        let mut run = quorlock();
+        run.args(["run", "--config"]).arg(folder.path("f.toml")).args(LONG_NODE_TIMEOUT);
+        let mut running = Running::start(run.args(options).args(["k", "-c", "echo held; read go"]));
         assert_eq!(running.line(), "held");
-        let mut connection = nodes[0].connection();
+        let mut connection = folder.nodes[0].connection();
         let ttl_ms: u64 = redis::cmd("PTTL").arg("k").query(&mut connection).unwrap();
         let seen: redis::Value =
             redis::cmd("LOCK.INSPECT").arg("k").query(&mut connection).unwrap();
-        // Without the wait of the file, this run would wait for the lock.
-        assert_eq!(code(start(&[], "true").wait_for_end().status), 121);
+        let held = "not acquired: another client holds the lock";
+        // Without the wait of the file, the first run would wait for the lock.
+        folder.check(&[
+            ("quorlock run --config f.toml --node-timeout 1s k -c true", 121, held),
+            ("QUORLOCK_CONFIG=wait.toml ./run", 121, held),
+        ]);
         running.say("go");
         assert_eq!(code(running.wait_for_end().status), 0);
         (ttl_ms > 12_000, format!("{seen:?}").contains("the night watch"))
@@ -155,148 +135,96 @@ fn defaults_come_from_the_file_and_options_replace_them() {
 
 #[test]
 fn user_and_password_come_from_files_environment_or_options() {
-    let nodes = with_password();
-    let files = Files::new();
-    files.write("password", &format!("{PASSWORD}\n"));
-    assert_succeeds(&run_with(&write_config(&files, &nodes)));
-
-    let urls = nodes.urls().join(",");
-    let of_locker = || {
-        let mut command = quorlock();
-        command.env("QUORLOCK_NODES", &urls).env("QUORLOCK_USER", "locker");
-        command
-    };
-    assert_succeeds(&run(of_locker().env("QUORLOCK_PASSWORD", PASSWORD)));
-    assert_fails(&run(&mut of_locker()), &["needs a password", "--password-file"]);
-    let wrong = run(of_locker().env("QUORLOCK_PASSWORD", "s3cretive"));
-    assert_fails(&wrong, &["WRONGPASS"]);
-
-    let run_with_password = |file: &Path| {
-        let options = ["--user", "locker", "--password-file", file.to_str().unwrap()];
-        run_with_options(quorlock().env("QUORLOCK_NODES", &urls), &options)
-    };
-    assert_succeeds(&run_with_password(&files.path("password")));
-    let missing = run_with_password(&files.path("missing"));
-    assert_fails(&missing, &["cannot read the password", "missing"]);
-    assert_fails(&run_with_password(&files.write("empty", "\n")), &["is empty"]);
-}
-
-#[test]
-fn file_with_a_secret_that_others_can_read_is_reported() {
-    let nodes = with_password();
-    let files = Files::new();
-    files.write("password", PASSWORD);
-    let file = write_config(&files, &nodes);
-    files.allow("password", 0o640);
-    assert_succeeds(&run_with(&file));
-    files.allow("password", 0o644);
-    let output = run_with(&file);
-    assert_error(&output, 0, "warning: ");
-    assert_contains(stderr(&output), "chmod 600");
-
-    let urls = urls_with(&nodes, "user=locker&pass=s3cret%2F%40%20%26");
-    let file = files.write("urls.toml", &format!("nodes = {urls:?}"));
-    assert_succeeds(&run_with(&file));
-    files.allow("urls.toml", 0o644);
-    assert_error(&run_with(&file), 0, "chmod 600");
+    let folder = Folder::new(with_password());
+    folder.write("password", &format!("{PASSWORD}\n"));
+    folder.write("empty", "\n");
+    folder.write_config("f.toml", CREDENTIALS);
+    let urls = urls_with(&folder.nodes, "user=locker&pass=s3cret%2F%40%20%26");
+    folder.write("urls.toml", &format!("nodes = {urls:?}"));
+    let of_locker = "export QUORLOCK_NODES=$NODES QUORLOCK_USER=locker;";
+    let by_options = "QUORLOCK_NODES=$NODES ./run --user locker --password-file";
+    folder.check(&[
+        ("QUORLOCK_CONFIG=f.toml ./run", 0, ""),
+        (&format!("{of_locker} QUORLOCK_PASSWORD=\"$PASSWORD\" ./run"), 0, ""),
+        (&format!("{of_locker} ./run"), 125, "needs a password: give --password-file"),
+        (&format!("{of_locker} QUORLOCK_PASSWORD=s3cretive ./run"), 125, "WRONGPASS"),
+        (&format!("{by_options} password"), 0, ""),
+        (&format!("{by_options} missing"), 125, "cannot read the password from missing"),
+        (&format!("{by_options} empty"), 125, "is empty"),
+        // A file with a secret that others can read is reported.
+        ("chmod 640 password; QUORLOCK_CONFIG=f.toml ./run", 0, ""),
+        ("chmod 644 password; QUORLOCK_CONFIG=f.toml ./run", 0, "warning: every user"),
+        ("QUORLOCK_CONFIG=urls.toml ./run", 0, ""),
+        ("chmod 644 urls.toml; QUORLOCK_CONFIG=urls.toml ./run", 0, "chmod 600"),
+    ]);
 }
 
 /// The nodes that an option or a variable names must not receive the password of a file.
 #[test]
 fn password_of_a_file_goes_to_the_nodes_of_that_file_only() {
-    let nodes = Nodes::start(3);
-    let files = Files::new();
-    files.write("password", PASSWORD);
-    let file = files.write("f.toml", &format!("nodes = ['{NO_SERVER}']\n{CREDENTIALS}"));
-    let urls = nodes.urls().join(",");
-    let output = run(quorlock().env("QUORLOCK_CONFIG", &file).env("QUORLOCK_NODES", urls));
-    assert_succeeds(&output);
-    assert_fails(&run_with(&write_config(&files, &nodes)), &["WRONGPASS"]);
+    let folder = Folder::new(Nodes::start(3));
+    folder.write("password", PASSWORD);
+    folder.write("other.toml", &format!("nodes = ['{NO_SERVER}']\n{CREDENTIALS}"));
+    folder.write_config("f.toml", CREDENTIALS);
+    folder.check(&[
+        ("QUORLOCK_CONFIG=other.toml QUORLOCK_NODES=$NODES ./run", 0, ""),
+        ("QUORLOCK_CONFIG=f.toml ./run", 125, "WRONGPASS"),
+    ]);
 }
 
 #[test]
 fn refusal_says_which_settings_of_a_file_are_not_used() {
-    let nodes = with_password();
-    let files = Files::new();
-    files.write("password", PASSWORD);
-    let file = write_config(&files, &nodes);
-    let unused = format!("user, password-file of {}, because", file.display());
-    let urls = nodes.urls().join(",");
-    let on_urls = |words: &[&str]| {
-        let mut command = quorlock();
-        command.env("QUORLOCK_CONFIG", &file).args([words[0], "--nodes", &urls]);
-        command.args(&words[1..]).output().unwrap()
-    };
-    for words in [
-        &["run", "k", "-c", "true"][..],
-        &["acquire", "k"],
-        &["release", "quorlock1:k:0123456789abcdef0123456789abcdef:1000:1:1"],
-        &["inspect", "k"],
-        &["list"],
-        &["status"],
-        &["doctor"],
-        &["restart-nodes", "--limit", "1s", "--", "true"],
+    let folder = Folder::new(with_password());
+    folder.write("password", PASSWORD);
+    folder.write("wrong", "s3cretive");
+    folder.write_config("f.toml", CREDENTIALS);
+    let unused = "user, password-file of f.toml, because --nodes names the nodes";
+    for (subcommand, expected) in [
+        ("run k -c true", 125),
+        ("acquire k", 125),
+        ("release quorlock1:k:0123456789abcdef0123456789abcdef:1000:1:1", 125),
+        ("inspect k", 125),
+        ("list", 125),
+        ("status", 122),
+        ("doctor", 2),
+        ("restart-nodes --limit 1s", 122),
     ] {
-        let output = on_urls(words);
-        assert_ne!(code(output.status), 0, "{words:?}");
-        let said = stderr(&output);
-        assert!(said.contains(&format!("{unused} --nodes names the nodes")), "{words:?}: {said}");
+        let command = if subcommand.starts_with("restart") { "-- true" } else { "" };
+        let line = format!("QUORLOCK_CONFIG=f.toml quorlock {subcommand} --nodes $NODES {command}");
+        folder.check(&[(&line, expected, unused)]);
     }
-    let only_user = on_urls(&["run", "k", "-c", "true", "--user", "locker"]);
-    assert_fails(&only_user, &["needs a password", "not used: password-file of "]);
-    let no_file = on_urls(&["run", "k", "-c", "true", "--password-file", "/nowhere"]);
-    assert_fails(&no_file, &["/nowhere: No such file", "; not used: user of "]);
-    let mut of_variable = quorlock();
-    of_variable.env("QUORLOCK_CONFIG", &file).env("QUORLOCK_NODES", &urls);
-    assert_fails(&run(&mut of_variable), &["because QUORLOCK_NODES names the nodes"]);
-
+    let run = "export QUORLOCK_CONFIG=f.toml QUORLOCK_NODES=$NODES; ./run";
+    folder.check(&[
+        (run, 125, "because QUORLOCK_NODES names the nodes"),
+        (&format!("{run} --user locker"), 125, "QUORLOCK_PASSWORD; not used: password-file of "),
+        (
+            &format!("{run} --password-file /nowhere"),
+            125,
+            "/nowhere: No such file or directory (os error 2); not used: user of ",
+        ),
+    ]);
     // Nodes that accept the client, and settings that options replace, are no reason to warn.
-    let open = Nodes::start(3);
-    let mut command = quorlock();
-    command.env("QUORLOCK_CONFIG", &file).env("QUORLOCK_NODES", open.urls().join(","));
-    assert_succeeds(&run(&mut command));
-    let wrong = files.write("wrong", "s3cretive");
-    let options = ["--user", "locker", "--password-file", wrong.to_str().unwrap()];
-    let output = on_urls(&[&["run", "k", "-c", "true"], &options[..]].concat());
-    assert_fails(&output, &["WRONGPASS"]);
-    assert!(!stderr(&output).contains("not used"), "{}", stderr(&output));
+    let replaced = folder.output(&format!("{run} --user locker --password-file wrong"));
+    assert_error(&replaced, 125, "WRONGPASS");
+    assert!(!stderr(&replaced).contains("not used"), "{}", stderr(&replaced));
 }
 
 #[test]
 fn error_in_a_file_names_the_file_the_line_and_what_to_write() {
-    let files = Files::new();
-    for (text, hints) in [
-        ("nodes = ['a']\n\nttl = '10s'", ["f.toml, line 3", "`ttl`"]),
-        ("nodes = ['a b']", ["by commas", "f.toml"]),
-        ("nodes = ['rediss://a']\ntls = { cert = 'x' }", ["tls.key", "f.toml"]),
-        ("nodes = ['rediss://a']\ntls = { cacert = 'x' }", ["quorlock: cannot read /", "/x"]),
+    let folder = Folder::new(Nodes::start(1));
+    for (text, hint) in [
+        ("nodes = ['a']\n\nttl = '10s'", "f.toml, line 3: unknown field `ttl`"),
+        ("nodes = ['a b']", "f.toml: separate the nodes by commas"),
+        ("nodes = ['rediss://a']\ntls = { cert = 'x' }", "f.toml: tls.cert and tls.key"),
+        ("nodes = ['rediss://a']\ntls = { cacert = '/x' }", "quorlock: cannot read /x"),
     ] {
-        let file = files.write("f.toml", text);
-        assert_fails(&run_with(&file), &hints);
+        folder.write("f.toml", text);
+        folder.check(&[("QUORLOCK_CONFIG=f.toml ./run", 125, hint)]);
     }
-    let missing = run_with(&files.path("missing.toml"));
-    assert_fails(&missing, &["there is no configuration file", "missing.toml"]);
-    assert_fails(&run_with(&files.path("")), &["cannot read", "--config"]);
-}
-
-#[test]
-fn command_does_not_inherit_variables_with_passwords() {
-    let nodes = Nodes::start(3);
-    let script = "echo \"${QUORLOCK_NODES-none} ${QUORLOCK_PASSWORD-none} $QUORLOCK_KEY\"";
-    let mut command = quorlock();
-    command.env("QUORLOCK_NODES", nodes.urls().join(",")).env("QUORLOCK_PASSWORD", "");
-    let output = command.args(["run", "k", "--", "sh", "-c", script]).output().unwrap();
-    assert_eq!((code(output.status), stdout(&output)), (0, "none none k\n"));
-}
-
-#[test]
-fn no_wait_replaces_the_wait_of_a_file() {
-    let nodes = Nodes::start(3);
-    let files = Files::new();
-    let file = files.write("f.toml", &(nodes_line(&nodes) + "[defaults]\nwait = '1h'"));
-    let holder = Holder::start(&nodes, &LONG_NODE_TIMEOUT);
-    assert_eq!(code(run_with(&file).status), 121);
-    holder.release();
+    folder.check(&[
+        ("./run --config missing.toml", 125, "there is no configuration file missing.toml"),
+        ("./run --config .", 125, "or name another file with --config"),
+    ]);
 }
 
 /// The roots, the certificate and the key of a client that all nodes accept.
@@ -379,7 +307,6 @@ fn certificates_come_from_options_a_file_or_the_system() {
     assert_error(&nodes.run(&[("--cacert", "node.key")]), 125, "BEGIN CERTIFICATE");
     assert_error(&nodes.run(&TRUSTED[1..]), 125, "certificate");
     assert_ne!(code(nodes.run(&TRUSTED[..1]).status), 0, "the nodes require a certificate");
-    assert_error(&nodes.run(&[("--cert", "node.pem")]), 125, "--key");
     let mut with_roots_of_the_system = nodes.on("run", &TRUSTED[1..]);
     assert_ok(&run_true(with_roots_of_the_system.env("SSL_CERT_FILE", nodes.file("ca.pem"))));
 
@@ -419,16 +346,4 @@ fn watchdog_and_each_subcommand_use_the_certificates() {
     // Nothing restarts the server, but it was asked and votes.
     assert_error(&output, 122, "is voting after 1s");
     assert_eq!(stdout(&output), format!("127.0.0.1 {}\n", nodes.ports[0].number()));
-}
-
-#[test]
-fn certificates_without_tls_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    write_certificates(folder.path());
-    let with_roots = |nodes: &str| {
-        let mut command = on_urls(&[nodes.to_owned()], "run");
-        run_true(command.arg("--cacert").arg(folder.path().join("ca.pem")))
-    };
-    assert_error(&with_roots("a:6379"), 125, "write rediss://a:6379");
-    assert_error(&with_roots("redis://a:6379"), 125, "rediss://");
 }

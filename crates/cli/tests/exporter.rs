@@ -254,12 +254,3 @@ fn alerts_and_dashboard_use_metrics_that_the_exporter_has() {
     fs::write(&file, format!("groups:\n  - name: dashboard\n    rules:\n{rules}")).unwrap();
     promtool(&["check", "rules", "--lint=none"], file.path());
 }
-
-#[test]
-fn address_that_is_taken_is_an_error_that_says_what_to_do() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap().to_string();
-    let mut exporter = on_urls(&["a".into()], "exporter");
-    let output = exporter.args(["--listen", &address]).output().unwrap();
-    assert_error(&output, 125, "choose another --listen");
-}

@@ -16,3 +16,4 @@ mod scripts;
 mod stopping;
 mod terminal;
 mod up;
+mod usage;

@@ -217,33 +217,6 @@ fn short_help_fits_a_screen() {
 }
 
 #[test]
-fn wrong_command_line_exits_with_125_and_points_to_help() {
-    let hint = "write `--` before the command";
-    for words in
-        [&["k", "echo", "hi"][..], &["-n", "k", "echo", "-n"], &["k", "--ttl", "5s", "true"]]
-    {
-        assert_error(&quorlock().arg("run").args(words).output().unwrap(), 125, hint);
-    }
-    for words in [
-        &["run", "k", "--nonsense", "--", "true"][..],
-        &["run", "k", "l", "--", "true"],
-        &["run", "--ttl", "10", "k"],
-        &["run", "--permits", "0", "k", "--", "true"],
-        &["run", "--permits", "65", "k", "--", "true"],
-        &["run", "--permits", "2", "--shared", "k", "--", "true"],
-        &["run", "k"],
-        &["run"],
-        &["release", "x", "y"],
-        &["walk"],
-    ] {
-        let output = quorlock().args(words).output().unwrap();
-        assert_error(&output, 125, "--help");
-        assert!(!stderr(&output).contains(hint), "{words:?}: {}", stderr(&output));
-        assert_eq!(stdout(&output), "");
-    }
-}
-
-#[test]
 fn example_files_of_help_and_documentation_are_valid() {
     let help = quorlock().arg("--help").output().unwrap();
     let (_, of_help) = stdout(&help).split_once("File:\n").unwrap();
@@ -329,13 +302,6 @@ fn completions_work_in_bash_and_know_no_hidden_subcommand() {
     );
     let output = Command::new("bash").args(["-c", &script]).output().unwrap();
     assert_eq!(stdout(&output), "release\n", "{}", stderr(&output));
-}
-
-#[test]
-fn folder_that_cannot_be_written_to_is_named() {
-    let output = quorlock().args(["__manual", "/dev/null/here"]).output().unwrap();
-    assert_error(&output, 125, "/dev/null/here");
-    assert_eq!(code(quorlock().arg("__manual").output().unwrap().status), 125);
 }
 
 #[test]

@@ -71,20 +71,6 @@ fn holder_and_waiter(
 }
 
 #[test]
-fn revocation_without_a_terminal_or_yes_is_refused_at_once() {
-    // No node listens there, and the program does not connect.
-    let mut command = on_urls(&["redis+unix:///nowhere".into()], "revoke");
-    let output = command.arg("k").output().unwrap();
-    assert_eq!((code(output.status), stdout(&output)), (125, ""));
-    let said = stderr(&output);
-    assert!(
-        said.starts_with("quorlock: nothing was revoked, because there is no terminal"),
-        "{said}"
-    );
-    assert!(said.contains("add --yes") && said.lines().count() == 1, "{said}");
-}
-
-#[test]
 fn revoked_command_is_stopped_before_the_next_holder_begins() {
     let mut next_is_named = false;
     for script in [obedient, stubborn] {

@@ -378,14 +378,6 @@ fn watchdog_ends_with_the_command_and_ignores_signals() {
 }
 
 #[test]
-fn watchdog_refuses_to_start_without_quorlock_run() {
-    let output = quorlock().args(["__watchdog", "true"]).output().unwrap();
-    assert_error(&output, 125, "only `quorlock run` starts a watchdog");
-    let help = quorlock().arg("--help").output().unwrap();
-    assert!(!stdout(&help).contains("watchdog"));
-}
-
-#[test]
 fn pipeline_ends_with_the_command_also_when_quorlock_was_killed() {
     let nodes = Nodes::start(1);
     let mut pipeline = Command::new("sh");

@@ -343,10 +343,3 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     println!("LOCK.SCAN took {:.2} % of the node", share * 100.0);
     assert!(share < 0.01, "{share}");
 }
-
-#[test]
-fn missing_terminal_is_an_error_that_says_what_to_use() {
-    let nodes = Nodes::start(1);
-    let output = on(&nodes, "top").output().unwrap();
-    assert_error(&output, 125, "quorlock list --json");
-}

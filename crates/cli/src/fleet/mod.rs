@@ -9,7 +9,6 @@ pub(crate) mod facts;
 mod finding;
 pub(crate) mod snapshot;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
@@ -41,7 +40,6 @@ pub(crate) struct FleetArgs {
 }
 
 /// All nodes, in the order in which they were named.
-#[derive(Clone)]
 pub(crate) struct Fleet {
     pub(crate) nodes: Vec<Node>,
 }
@@ -53,8 +51,11 @@ impl FleetArgs {
         anyhow::ensure!(has_limit, "--node-timeout must be longer than 0, such as 2s");
         let nodes = self.nodes.load()?;
         let clients = nodes.endpoints.iter().zip(nodes.clients()?);
-        let node = |(endpoint, client): (&Endpoint, _)| {
-            Node::new(&endpoint.name(), client, self.node_timeout)
+        let node = |(endpoint, client): (&Endpoint, _)| Node {
+            name: endpoint.name(),
+            client,
+            limit: self.node_timeout,
+            connection: Mutex::default(),
         };
         let fleet = clients.map(node).collect();
         Ok((Fleet { nodes: fleet }, nodes))
@@ -77,23 +78,18 @@ impl Fleet {
 const PROBES: usize = 3;
 
 /// A node. The connection to it is kept until it fails.
-#[derive(Clone)]
 pub(crate) struct Node {
-    name: Arc<str>,
+    name: String,
     client: Result<Client, NodeError>,
+    /// How long one call of [`ask`](Self::ask) may take.
     limit: Duration,
-    connection: Arc<Mutex<Option<MultiplexedConnection>>>,
+    connection: Mutex<Option<MultiplexedConnection>>,
 }
 
 impl Node {
-    /// `limit` is how long one call of [`ask`](Self::ask) may take.
-    fn new(name: &str, client: Result<Client, NodeError>, limit: Duration) -> Self {
-        Self { name: name.into(), client, limit, connection: Arc::default() }
-    }
-
     async fn answer(&self) -> Answer {
         let answer = self.ask(async |connection| facts(connection).await).await;
-        (self.name.to_string(), answer)
+        (self.name.clone(), answer)
     }
 
     /// Runs `work` on a connection to the node within the time limit. If a kept connection is
@@ -203,12 +199,4 @@ pub(crate) async fn replies<const N: usize>(
     let replies = replies.map_err(|error| read_error(&error))?;
     let replies: [Value; N] = replies.try_into().map_err(|_| NodeError::UnexpectedReply)?;
     Ok(replies.map(|reply| reply.extract_error().map_err(|error| read_error(&error))))
-}
-
-pub(crate) async fn query<T: FromRedisValue>(
-    connection: &mut MultiplexedConnection,
-    words: &[&str],
-) -> Result<T, NodeError> {
-    let mut command = redis::Cmd::new();
-    command.arg(words).query_async(connection).await.map_err(|error| read_error(&error))
 }

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::time::{Duration, Instant};
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use quorlock_client::{ListedLock, LockList, LockState};
+use quorlock_client::{ListedLock, LockList};
 
 use crate::fleet::{NodeReport, Snapshot};
 use crate::locks::{Summary, Verdict, leases};
@@ -47,12 +47,10 @@ impl Lock {
         let inspection = &listed.lock;
         let summary = Summary::of(inspection);
         let leases = || leases(inspection);
-        let label = match &inspection.state {
-            LockState::Held(held) => held.owner.as_deref(),
+        let label = match summary.held {
+            Some(held) => held.owner.as_deref(),
             // A lock that is being acquired, or that was left behind.
-            LockState::Free | LockState::Unclear => {
-                leases().find_map(|lease| lease.owner.as_deref())
-            }
+            None => leases().find_map(|lease| lease.owner.as_deref()),
         };
         let state = match summary.verdict {
             Verdict::Held if summary.is_shared() => "shared",
@@ -108,13 +106,10 @@ pub(super) enum Sort {
 
 impl Sort {
     fn next(self) -> Self {
-        match self {
-            Self::Key => Self::Owner,
-            Self::Owner => Self::Left,
-            Self::Left => Self::Held,
-            Self::Held => Self::Waiters,
-            Self::Waiters => Self::Key,
-        }
+        let all = [Self::Key, Self::Owner, Self::Left, Self::Held, Self::Waiters];
+        let mut in_order = all.into_iter().cycle();
+        in_order.find(|sort| *sort == self);
+        in_order.next().unwrap_or_default()
     }
 
     /// Compares two locks. By time left, time held and waiters, locks that need attention come

@@ -18,14 +18,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use crossterm::event::Event;
 use futures_util::future::join;
+use quorlock_client::read_error;
 use quorlock_core::client::limits::LISTED_MAX;
+use redis::cmd;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{self, Receiver, Sender};
 
 use self::app::{Action, App, Moment, rows_of};
 use self::terminal::Screen;
-use crate::fleet::{Fleet, FleetArgs, Node, query};
+use crate::fleet::{Fleet, FleetArgs, Node};
 use crate::nodes::{self, CONNECT_LIMIT, NodeSettings};
 use crate::output::escape_short;
 use crate::system::Signals;
@@ -182,9 +184,11 @@ fn interval(least: Duration, before: &[Option<Duration>], now: &[Option<Duration
 
 /// Returns [`parse_spent`] of this node, if it answers.
 async fn ask_spent(node: &Node) -> Option<Duration> {
-    let asking = node.ask(async |connection| query(connection, &["INFO", "commandstats"]).await);
-    let stats: String = asking.await.ok()?;
-    Some(parse_spent(&stats))
+    let asking = node.ask(async |connection| {
+        let stats = cmd("INFO").arg("commandstats").query_async::<String>(connection).await;
+        stats.map_err(|error| read_error(&error))
+    });
+    Some(parse_spent(&asking.await.ok()?))
 }
 
 /// Returns the time that a server has spent on [`COMMANDS`] since its start, by its reply to

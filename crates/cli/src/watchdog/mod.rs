@@ -35,7 +35,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::timeout;
 
-use crate::nodes::{SECRET_VARIABLES, SecretNodes};
+use crate::nodes::{CONNECT_LIMIT, SECRET_VARIABLES, SecretNodes};
 use crate::process_tree::{Group, ProcessTree, become_subreaper, children};
 
 pub(crate) use process::{SUBCOMMAND, main};
@@ -231,7 +231,8 @@ impl Order {
     async fn release(self) {
         let release = async {
             let handle: DetachedLock = self.handle.parse()?;
-            let quorum = self.nodes.connect().await?;
+            let nodes = self.nodes.builder().connect_timeout(CONNECT_LIMIT);
+            let quorum = nodes.connect().await?;
             let _ = quorum.release_detached(handle).await;
             // Waits for the nodes beyond the majority, and repeats failed requests.
             quorum.flush(RELEASE_LIMIT).await?;
