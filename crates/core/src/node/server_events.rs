@@ -82,7 +82,7 @@ pub enum KeyEvent {
     },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Flushed {
     Database(u32),
     All,
@@ -127,12 +127,12 @@ impl Node {
                 self.flushed = None;
                 self.leases.end_all(None);
                 self.answers.forget_undelivered();
-                self.propagation.demote();
+                self.propagation.doubt();
             }
             ServerEvent::Promoted => {
                 self.abstention.set_replica(false);
                 self.abstain(now, Reason::Promotion);
-                self.propagation.promote();
+                self.propagation.doubt();
             }
             ServerEvent::Forked
             | ServerEvent::ReplicaOnline

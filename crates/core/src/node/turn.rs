@@ -180,7 +180,8 @@ impl Node {
             self.fences.raise_all_to_ceiling(now.wall_us);
             return Some(Job::Rejoined(reason));
         }
-        if self.propagation.begin_check(now.monotonic) {
+        // A replica's own replicas receive what its master sends.
+        if !self.abstention.is_replica() && self.propagation.begin_check(now.monotonic) {
             self.propagation.learn(keyspace.listeners());
             return Some(Job::Checked);
         }
