@@ -87,7 +87,7 @@ pub(crate) fn release(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), C
 pub(crate) fn yield_lock(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), CommandError> {
     let KeysAndToken { keys, token, rest } = request::keys_and_token(keys, args)?;
     request::no_terms(rest)?;
-    carry_out(ctx, |db| node::Command::Yield(node::Yield { db, keys: &keys, token: &token }))
+    carry_out(ctx, |db| node::Command::Yield(node::Release { db, keys: &keys, token: &token }))
 }
 
 pub(crate) fn inspect(ctx: &Ctx<'_>, _: Keys, args: Args<'_>) -> Result<(), CommandError> {

@@ -49,8 +49,9 @@ pub enum Command<'a, N> {
     Extend(Extend<'a, N>),
     /// `LOCK.RELEASE` or `LOCK.MRELEASE`.
     Release(Release<'a, N>),
-    /// `LOCK.YIELD` or `LOCK.MYIELD`.
-    Yield(Yield<'a, N>),
+    /// `LOCK.YIELD` or `LOCK.MYIELD`: releases the keys that the token holds if an older waiter wants
+    /// one of them.
+    Yield(Release<'a, N>),
     /// `LOCK.INSPECT`.
     Inspect(Inspect<'a, N>),
     /// `LOCK.REVOKE`.
@@ -112,17 +113,6 @@ pub struct Extend<'a, N> {
 /// that the token does not hold, its waiter leaves the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Release<'a, N> {
-    /// The number of the database.
-    pub db: u32,
-    /// The locked keys.
-    pub keys: &'a [N],
-    /// The token that holds them.
-    pub token: &'a N,
-}
-
-/// Releases the keys that the token holds if an older waiter wants one of them.
-#[derive(Clone, Copy, Debug)]
-pub struct Yield<'a, N> {
     /// The number of the database.
     pub db: u32,
     /// The locked keys.

@@ -25,7 +25,7 @@ pub struct Value {
 }
 
 /// A node and its keyspace.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 pub struct Server {
     /// The node.
     pub node: Node,
@@ -34,28 +34,20 @@ pub struct Server {
 }
 
 /// The keyspace of a [`Server`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a state of the server of its own")]
 pub struct Keys {
     values: BTreeMap<(u32, Name), Value>,
     wall_ms: u64,
-    /// The database of the last key that was opened.
-    db: u32,
     events: VecDeque<ServerEvent>,
     /// The id of the next client that waits; `None` if the server forbids blocking.
     pub client: Option<BlockedId>,
     /// Clients that were unblocked and have not fetched their [answers](Node::answer).
     pub woken: Vec<BlockedId>,
-    /// The propagated writes, if there is a listener.
-    pub propagated: Vec<Propagated>,
+    /// For each write that was propagated to the replica: its key, and whether it deleted the key.
+    pub propagated: Vec<(Name, bool)>,
     /// The number of changes that were not propagated, but counted for the save points.
     pub counted: u64,
-    /// Keys whose caches were invalidated, if [`Keys::tracks`].
-    pub invalidated: Vec<Name>,
-    /// Whether a client tracks keys.
-    pub tracks: bool,
-    /// Whether there is an append-only file.
-    pub has_append_only_file: bool,
     /// Whether a replica is connected.
     pub has_replica: bool,
     /// Whether clients are paused.
@@ -66,19 +58,6 @@ pub struct Keys {
     pub random_values_made: u64,
     /// How many writes the server still accepts; `None` for all.
     pub writes_left: Option<u32>,
-}
-
-/// A write as a replica or an append-only file receives it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Propagated {
-    /// The number of the database.
-    pub db: u32,
-    /// The key.
-    pub key: Name,
-    /// The new value; `None` if only the expiry changed, `Some(None)` if the key was deleted.
-    pub value: Option<Option<Name>>,
-    /// When the key expires, in milliseconds of the wall clock; `None` if it was deleted.
-    pub expires_at_ms: Option<u64>,
 }
 
 impl Server {
@@ -238,7 +217,6 @@ impl Keyspace for Keys {
     }
 
     fn open(&mut self, db: u32, key: &Name, _access: Access) -> (u32, Name) {
-        self.db = db;
         let place = (db, key.clone());
         if self.values.get(&place).is_some_and(|value| value.has_expired(self.wall_ms)) {
             self.values.remove(&place);
@@ -291,17 +269,10 @@ impl Keyspace for Keys {
     }
 
     fn propagate(&mut self, key: &Name, change: Change<'_, Name>) {
-        if !self.has_replica && !self.has_append_only_file {
-            return;
+        if self.has_replica {
+            let is_deleted = matches!(change, Change::Delete | Change::Expired);
+            self.propagated.push((key.clone(), is_deleted));
         }
-        let (value, expires_at_ms) = match change {
-            Change::Set { value, expires_at_ms } => {
-                (Some(Some(value.clone())), Some(expires_at_ms))
-            }
-            Change::Expire { expires_at_ms } => (None, Some(expires_at_ms)),
-            Change::Delete | Change::Expired => (Some(None), None),
-        };
-        self.propagated.push(Propagated { db: self.db, key: key.clone(), value, expires_at_ms });
     }
 
     fn count_change(&mut self) {
@@ -309,15 +280,11 @@ impl Keyspace for Keys {
     }
 
     fn listeners(&mut self) -> Listeners {
-        let (replica, append_only_file) = (self.has_replica, self.has_append_only_file);
-        Listeners { append_only_file, backlog: replica, replicas: replica, child: false }
+        let replicas = self.has_replica;
+        Listeners { append_only_file: false, backlog: replicas, replicas, child: false }
     }
 
-    fn invalidate(&mut self, key: &Name) {
-        if self.tracks {
-            self.invalidated.push(key.clone());
-        }
-    }
+    fn invalidate(&mut self, _key: &Name) {}
 
     fn notify(&mut self, _key: &Name, _change: Change<'_, Name>) {}
 

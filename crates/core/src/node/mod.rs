@@ -71,7 +71,6 @@ pub use clock::{Monotonic, Now};
 pub use command::{
     Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEY_BYTES_MAX,
     KEYS_MAX, Listed, Release, Reply, Revoke, Scan, Scanned, Settings, ShownWaiter, WaitReply,
-    Yield,
 };
 pub use glob::{PATTERN_BYTES_MAX, Pattern};
 pub use keyspace::{Access, Change, Keyspace, Kind, Listeners, WriteRefused};

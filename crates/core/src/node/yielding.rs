@@ -5,7 +5,7 @@ use super::mutants::{NodeRule, is_broken};
 use super::node::PerKey;
 use super::rank::Rank;
 use super::turn::{Budget, COMMAND_UNITS};
-use super::{Access, CommandError, Keyspace, Node, Now, Reply, Yield};
+use super::{Access, CommandError, Keyspace, Node, Now, Release, Reply};
 use crate::Fence;
 
 impl Node {
@@ -18,7 +18,7 @@ impl Node {
     pub(super) fn yield_lock<K: Keyspace>(
         &mut self,
         now: Now,
-        yields: &Yield<'_, K::Name>,
+        yields: &Release<'_, K::Name>,
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
         self.refuse_on_replica(now.monotonic)?;

@@ -254,7 +254,7 @@ impl Model {
                 node::Command::Extend(extend)
             }
             "RELEASE" => node::Command::Release(node::Release { db, keys, token }),
-            "YIELD" => node::Command::Yield(node::Yield { db, keys, token }),
+            "YIELD" => node::Command::Yield(node::Release { db, keys, token }),
             "REVOKE" => {
                 self.revocations += 1;
                 let (key, ends_now) = (&keys[0], lock.ends_now);

@@ -509,7 +509,7 @@ impl World {
                 })
             }
             Command::Yield => {
-                let yields = node::Yield { db, keys: &names, token: &token };
+                let yields = node::Release { db, keys: &names, token: &token };
                 let reply = host.server.execute(now, &node::Command::Yield(yields));
                 if reply == Ok(Reply::Yielded(true)) {
                     let kinds = [ClaimKind::Lease, ClaimKind::Foreign];
