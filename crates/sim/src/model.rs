@@ -3,9 +3,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::node::memory_server::{Name, Server};
+use quorlock_core::node::memory_server::{Name, Server, Value};
 use quorlock_core::node::{
-    Acquire, Command, CommandError, Extend, KeyEvent, Mode, Monotonic, Now, Reply, Settings,
+    Acquire, Command, CommandError, Extend, Holder, Inspect, KeyEvent, Mode, Monotonic, Now, Reply,
+    Settings,
 };
 use quorlock_core::quorum::{Acquisition, FenceAnswer, Majority, Moment, Step, Validity, Vote};
 use quorlock_core::{Fence, Ttl};
@@ -298,15 +299,12 @@ impl State {
 
     fn execute(&mut self, message: Message) -> Answer {
         let (keys, token) = (&[Name::from_slice(KEY)], &Name::from_slice(&[message.call]));
-        let (db, ttl, mode, owner) = (0, ttl(), Mode::Exclusive, None);
         let command = match message.request {
-            Request::Acquire => {
-                let fence = Fence::new(PROPOSAL);
-                Command::Acquire(Acquire { db, keys, token, ttl, mode, owner, fence, wait_ms: 0 })
-            }
+            Request::Acquire => Command::Acquire(acquire(keys, token)),
             Request::StoreFence(fence) => {
-                let (fence, new_token) = (Some(fence), None);
-                Command::Extend(Extend { db, keys, token, ttl, mode, fence, new_token })
+                let (ttl, mode, fence) = (ttl(), Mode::Exclusive, Some(fence));
+                let new_token = None;
+                Command::Extend(Extend { db: 0, keys, token, ttl, mode, fence, new_token })
             }
         };
         match self.change(message.node, |server, now| server.execute(now, &command)) {
@@ -409,12 +407,36 @@ impl Node {
 
     fn of(mut server: Server, now: Now) -> Self {
         server.run_turns(now);
-        // Nodes are equal if they behave alike from now on, so statistics do not count.
-        server.keys.counted = 0;
         let mut hasher = DefaultHasher::new();
-        server.hash(&mut hasher);
+        decisive(server.clone(), now).hash(&mut hasher);
         Self { server: Arc::new(server), hash: hasher.finish() }
     }
+}
+
+/// What a node decides by: the token and the fence of the key, and the next fence. No time passes,
+/// and no call waits.
+fn decisive(mut server: Server, now: Now) -> (Option<Value>, Option<Fence>, Fence) {
+    let (key, keys) = (Name::from_slice(KEY), [Name::from_slice(KEY)]);
+    let value = server.get(0, KEY).cloned();
+    let fence = match server.execute(now, &Command::Inspect(Inspect { db: 0, key: &key })) {
+        Ok(Reply::Inspected(inspected)) => inspected.and_then(|inspected| match inspected.holder {
+            Holder::Lease { fence, .. } => Some(fence),
+            Holder::Foreign { .. } => None,
+        }),
+        other => unreachable!("the key is free or holds a string: {other:?}"),
+    };
+    server.remove(now, 0, KEY, KeyEvent::Removed);
+    let acquire = acquire(&keys, &key);
+    match server.execute(now, &Command::Acquire(acquire)) {
+        Ok(Reply::Granted(next)) => (value, fence, next),
+        other => unreachable!("the key is free: {other:?}"),
+    }
+}
+
+/// The ACQUIRE of every call.
+fn acquire<'a>(keys: &'a [Name], token: &'a Name) -> Acquire<'a, Name> {
+    let (mode, fence) = (Mode::Exclusive, Fence::new(PROPOSAL));
+    Acquire { db: 0, keys, token, ttl: ttl(), mode, owner: None, fence, wait_ms: 0 }
 }
 
 impl Deref for Node {

@@ -42,7 +42,7 @@ impl fmt::Display for Reason {
 }
 
 /// Whether a node abstains, and until when.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Abstention {
     until: Option<(Monotonic, Reason)>,
     replica: bool,

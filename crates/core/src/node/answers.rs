@@ -11,7 +11,7 @@ use crate::Fence;
 /// The server delivers an answer some time after the node has decided it: the server first unblocks
 /// the client, and then fetches the reply. If the client disconnects in between, the node must
 /// release the lock that it granted.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 pub(super) struct Answers {
     by_blocked_id: BTreeMap<BlockedId, Answer>,
     /// Clients to unblock at the end of the turn.
@@ -21,7 +21,7 @@ pub(super) struct Answers {
     defer_wakes: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 enum Answer {
     Granted {
         grant: Grant,
@@ -32,7 +32,7 @@ enum Answer {
 }
 
 /// A lock that was handed over to a waiter.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 pub(super) struct Grant {
     pub(super) db: u32,
     /// One of the lock's keys. The end of the lease of one key ends the lock on all its keys.

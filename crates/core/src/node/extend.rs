@@ -125,48 +125,56 @@ impl Node {
 
         let expires_at_ms = now.wall_ms_after(deadline.us_since(now.monotonic));
         let value = extend.new_token.unwrap_or(extend.token);
-        let set = Change::Set { value, expires_at_ms };
         let mut lease = first;
         let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();
         for entry in entries {
-            let is_lost = self.leases.get(lease).mirror() == MirrorState::Lost;
-            let wanted = match keyspace.kind(entry) {
-                Kind::Missing => Some(set),
-                _ if is_lost => None,
-                _ if extend.new_token.is_some() => Some(set),
-                _ if deadline != old => Some(Change::Expire { expires_at_ms }),
-                _ => None,
-            };
-            let written = match wanted {
-                Some(Change::Set { .. }) => keyspace.set(entry, value, expires_at_ms),
-                Some(_) => keyspace.expire(entry, expires_at_ms),
-                None => Ok(()),
-            };
-            // The lease decides: the lock is held even without its mirror.
-            match (wanted, written) {
-                (_, Err(_)) => self.retry_mirror(now, lease),
-                (Some(_), Ok(())) => self.leases.regain_mirror(lease),
-                (None, Ok(())) => {}
-            }
-            changes.push(wanted.filter(|_| written.is_ok()));
+            let is_missing = keyspace.kind(entry) == Kind::Missing;
+            let is_intact = !is_missing && self.leases.get(lease).mirror() != MirrorState::Lost;
+            let value = (is_missing || is_intact && extend.new_token.is_some()).then_some(value);
+            let needs_write = value.is_some() || is_intact && deadline != old;
+            changes.push(if needs_write {
+                self.write_mirror(now, lease, entry, value, expires_at_ms, keyspace)
+            } else {
+                None
+            });
             lease = self.leases.next_key(lease);
         }
         let fence = self.leases.get(first).fence;
         for (key, change) in extend.keys.iter().zip(changes) {
-            match change {
-                Some(change) => self.publish(keyspace, key, change),
-                // INSPECT now shows another fence.
-                None if fence != fence_before => keyspace.invalidate(key),
-                None => {}
+            if change.is_some() || fence != fence_before {
+                self.publish_or_invalidate(keyspace, key, change);
             }
         }
         Ok(Reply::Extended(fence))
     }
 
-    /// Plans another try at a mirror that the server refused to write.
-    pub(super) fn retry_mirror(&mut self, now: Now, lease: u32) {
-        let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
-        self.leases.set_mirror(lease, MirrorState::Lost, retry_at);
+    /// Writes a mirror, or only its expiry if there is no `value`. Returns the change.
+    ///
+    /// If the server refuses, plans another try and returns `None`: the lease decides, so the lock
+    /// is held even without its mirror.
+    pub(super) fn write_mirror<'n, K: Keyspace>(
+        &mut self,
+        now: Now,
+        lease: u32,
+        entry: &mut K::Entry,
+        value: Option<&'n K::Name>,
+        expires_at_ms: u64,
+        keyspace: &mut K,
+    ) -> Option<Change<'n, K::Name>> {
+        let written = match value {
+            Some(value) => keyspace.set(entry, value, expires_at_ms),
+            None => keyspace.expire(entry, expires_at_ms),
+        };
+        if written.is_err() {
+            let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
+            self.leases.set_mirror(lease, MirrorState::Lost, retry_at);
+            return None;
+        }
+        self.leases.regain_mirror(lease);
+        Some(match value {
+            Some(value) => Change::Set { value, expires_at_ms },
+            None => Change::Expire { expires_at_ms },
+        })
     }
 
     /// Raises the fence to the client's proposal, and once more if the token changes.
@@ -234,31 +242,20 @@ impl Node {
         let (db, granted, ticket) = (extend.db, now.monotonic, Fence::ZERO);
         let token = value.as_ref();
         let new = NewLock { db, token, owner: None, fence, ticket, granted, deadline };
-        self.insert(hashes, extend.keys.iter().map(AsRef::as_ref), &new);
+        let mut lease = self.insert(hashes, extend.keys.iter().map(AsRef::as_ref), &new);
         let expires_at_ms = now.wall_ms_after(left_us);
         let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();
-        for (entry, (key, &hash)) in entries.iter_mut().zip(extend.keys.iter().zip(hashes)) {
-            let (change, written) = if extend.new_token.is_some() {
-                let change = Change::Set { value, expires_at_ms };
-                (Some(change), keyspace.set(entry, value, expires_at_ms))
-            } else if keyspace.expires_at_ms(entry) == Some(expires_at_ms) {
-                (None, Ok(()))
+        for entry in entries {
+            let has_expiry = keyspace.expires_at_ms(entry) == Some(expires_at_ms);
+            changes.push(if has_expiry && extend.new_token.is_none() {
+                None
             } else {
-                (Some(Change::Expire { expires_at_ms }), keyspace.expire(entry, expires_at_ms))
-            };
-            if written.is_err()
-                && let Some(lease) = self.find_lease(hash, extend.db, key.as_ref())
-            {
-                self.retry_mirror(now, lease);
-            }
-            changes.push(change.filter(|_| written.is_ok()));
+                self.write_mirror(now, lease, entry, extend.new_token, expires_at_ms, keyspace)
+            });
+            lease = self.leases.next_key(lease);
         }
         for (key, change) in extend.keys.iter().zip(changes) {
-            match change {
-                Some(change) => self.publish(keyspace, key, change),
-                // INSPECT showed no fence before.
-                None => keyspace.invalidate(key),
-            }
+            self.publish_or_invalidate(keyspace, key, change);
         }
         Ok(Reply::Extended(fence))
     }

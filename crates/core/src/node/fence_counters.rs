@@ -3,7 +3,7 @@ use crate::Fence;
 
 /// The fence counters of a node, striped by the hash of the key.
 /// They take constant memory, whatever the number of keys. Keys that share a counter skip fences.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 pub(super) struct FenceCounters {
     counters: Box<[Fence]>,
     /// A lower bound of every counter: raising it raises them all.

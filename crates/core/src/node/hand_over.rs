@@ -3,7 +3,7 @@
 use super::acquire::FreeKeys;
 use super::key_state::KeyState;
 use super::node::PerKey;
-use super::queues::{Candidate, Lack, QueueScan};
+use super::queues::{Lack, QueueScan};
 use super::shared::SharedKey;
 use super::turn::{Budget, units};
 use super::{Access, Keyspace, Mode, Node, Now};
@@ -48,26 +48,21 @@ impl Node {
                 return false;
             }
             self.queues.forget_foreign(queue);
-            let place = match self.next_waiter(now, queue, budget) {
-                None => return false,
-                Some(Candidate::Several(place)) => place,
-                Some(Candidate::Single(place))
-                    if self.queues.waiter(place).mode == Mode::Shared =>
-                {
-                    let shared = SharedKey { db, hash, name: &name, entry: &mut entry, state };
-                    return self.hand_over_shared(now, queue, shared, budget, keyspace) > 0;
-                }
-                Some(Candidate::Single(place)) => {
-                    let free = FreeKeys {
-                        db,
-                        keys: std::slice::from_ref(&name),
-                        hashes: &[hash],
-                        entries: std::slice::from_mut(&mut entry),
-                        have_ended: matches!(state, KeyState::Ended { .. }),
-                    };
-                    return self.grant_waiter(now, place, free, budget, keyspace);
-                }
-            };
+            let Some(place) = self.next_waiter(now, queue, budget) else { return false };
+            if self.queues.waiter(place).mode == Mode::Shared {
+                let shared = SharedKey { db, hash, name: &name, entry: &mut entry, state };
+                return self.hand_over_shared(now, queue, shared, budget, keyspace) > 0;
+            }
+            if self.queues.is_single(place) {
+                let free = FreeKeys {
+                    db,
+                    keys: std::slice::from_ref(&name),
+                    hashes: &[hash],
+                    entries: std::slice::from_mut(&mut entry),
+                    have_ended: matches!(state, KeyState::Ended { .. }),
+                };
+                return self.grant_waiter(now, place, free, budget, keyspace);
+            }
             drop(entry);
             if let Some(granted) = self.hand_over_several(now, place, budget, keyspace) {
                 return granted;
@@ -118,45 +113,28 @@ impl Node {
 
     /// The next waiter that is not known to lack another key, unless the key is kept for an older
     /// one. A waiter that is known to lack another key becomes a candidate for that key.
-    fn next_waiter(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Option<Candidate> {
+    fn next_waiter(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Option<u32> {
         loop {
-            let candidate = self.queues.next_candidate(queue, now.monotonic, budget);
-            if let QueueScan::Found(Candidate::Single(place) | Candidate::Several(place)) =
-                candidate
-            {
-                match self.queues.kept_before(queue, place, now.monotonic, budget) {
-                    QueueScan::NotFound => {}
-                    QueueScan::Spent => {
-                        self.queues.check_at(queue, now.monotonic);
-                        return None;
-                    }
-                    // The departure of that waiter plans a check.
-                    QueueScan::Found(_) => {
-                        self.queues.cancel_check(queue);
-                        return None;
-                    }
+            match self.queues.next_candidate(queue, now.monotonic, budget) {
+                QueueScan::Found(place) if self.queues.is_single(place) => return Some(place),
+                QueueScan::Found(place) if !budget.is_spent() => {
+                    let Some((other, lack)) = self.known_lack(now, place, queue, budget) else {
+                        return Some(place);
+                    };
+                    budget.spend(1);
+                    self.queues.record_lack(place, other, lack);
                 }
-            }
-            match candidate {
-                QueueScan::NotFound => {
-                    self.queues.cancel_check(queue);
-                    return None;
-                }
-                QueueScan::Found(Candidate::Several(place)) if !budget.is_spent() => {
-                    match self.known_lack(now, place, queue, budget) {
-                        Some((other, lack)) => {
-                            budget.spend(1);
-                            self.queues.record_lack(place, other, lack);
-                        }
-                        None => return Some(Candidate::Several(place)),
-                    }
-                }
-                QueueScan::Found(Candidate::Several(_)) | QueueScan::Spent => {
+                QueueScan::Found(_) | QueueScan::Spent => {
                     // A job continues from here, in this turn or in the next.
                     self.queues.check_at(queue, now.monotonic);
                     return None;
                 }
-                QueueScan::Found(single) => return Some(single),
+                // If the key is kept for an older waiter, the departure of that waiter plans a
+                // check.
+                QueueScan::NotFound => {
+                    self.queues.cancel_check(queue);
+                    return None;
+                }
             }
         }
     }
@@ -179,7 +157,7 @@ impl Node {
             let (db, hash, key) = self.queues.key(other);
             if let Some(lease) = self.leases.find(hash, db, key) {
                 let lease = self.leases.get(lease);
-                if now.monotonic < lease.deadline && !self.leases.is_stale(lease) {
+                if self.leases.is_live(lease, now.monotonic) {
                     return Some((other, Lack::Held(lease.deadline)));
                 }
             }

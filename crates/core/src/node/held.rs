@@ -70,7 +70,7 @@ impl Node {
         let mut standing = Standing { largest: Fence::ZERO, has_older: is_foreign };
         if let Some(slot) = self.leases.find(hash, db, key) {
             let lease = self.leases.get(slot);
-            if now.monotonic < lease.deadline && !self.leases.is_stale(lease) {
+            if self.leases.is_live(lease, now.monotonic) {
                 standing.add_holders(self, now, slot, rank);
             }
         }

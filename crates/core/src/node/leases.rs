@@ -1,13 +1,14 @@
 //! The lease table.
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 
 use foldhash::fast::FixedState;
 
 use super::chunks::{Chunks, Next};
 use super::holders::{self, Holders, NONE, NewHolder};
 use super::index::HashIndex;
+use super::node::PerKey;
 use super::rank::later_ticket;
 use super::wheel::{Link, Step, Timed, Wheel};
 use super::{Key, Monotonic, Token};
@@ -51,7 +52,7 @@ pub enum Mode {
 }
 
 /// What is known of the mirror of a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MirrorState {
     /// The mirror holds its [value](Lease::mirror_value), as far as the server has reported.
     Written,
@@ -99,55 +100,7 @@ impl Lease {
     pub(super) fn ended_with_another(&self) -> bool {
         self.deadline == ENDED
     }
-
-    fn state<'a>(&'a self, leases: &'a Leases, is_doubtful: bool) -> LeaseState<'a> {
-        let Self {
-            key,
-            token,
-            owner,
-            fence,
-            ticket,
-            deadline,
-            granted: _,
-            attend_at,
-            hash: _,
-            db,
-            epoch: _,
-            next_key,
-            group,
-            link: _,
-            mirror,
-            revoked,
-        } = self;
-        let next_key = &leases.items[*next_key].key[..];
-        let holders = (*group != NONE).then(|| {
-            let holders = leases.holders.iter(*group);
-            let holders = holders.map(|holder| {
-                let (owner, numbers) = (holder.owner.as_deref(), (holder.fence, holder.ticket()));
-                (&holder.token[..], owner, numbers, holder.deadline())
-            });
-            (leases.holders.floor(*group), holders.collect())
-        });
-        (
-            (*db, key, next_key),
-            (token, owner.as_deref(), (*fence, *ticket)),
-            (*deadline, *attend_at, *mirror, leases.is_stale(self), is_doubtful),
-            revoked.as_ref().map(|value| &value[..]),
-            holders,
-        )
-    }
 }
-
-/// Everything about a lease that a decision depends on.
-type LeaseState<'a> = (
-    (u32, &'a [u8], &'a [u8]),
-    (&'a [u8], Option<&'a [u8]>, (Fence, Fence)),
-    (Monotonic, Monotonic, MirrorState, bool, bool),
-    Option<&'a [u8]>,
-    Option<(Fence, Vec<HolderState<'a>>)>,
-);
-
-type HolderState<'a> = (&'a [u8], Option<&'a [u8]>, (Fence, Fence), Monotonic);
 
 impl Timed for Lease {
     fn at(&self) -> Monotonic {
@@ -425,14 +378,8 @@ impl Leases {
 
     /// Changes the leases of all keys of a lock, except for [their deadlines](Leases::extend).
     pub(super) fn change_all(&mut self, slot: u32, mut change: impl FnMut(&mut Lease)) {
-        let mut at = slot;
-        loop {
-            change(&mut self.items[at]);
-            at = self.items[at].next_key;
-            if at == slot {
-                return;
-            }
-        }
+        let leases: PerKey<u32> = self.ring(slot).collect();
+        leases.into_iter().for_each(|lease| change(&mut self.items[lease]));
     }
 
     /// Records the ticket of a holder that asks again.
@@ -448,17 +395,13 @@ impl Leases {
 
     /// Moves the deadline of a lock, on all its keys.
     pub(super) fn extend(&mut self, slot: u32, deadline: Monotonic) {
-        let mut at = slot;
-        loop {
-            let lease = &mut self.items[at];
+        let leases: PerKey<u32> = self.ring(slot).collect();
+        for slot in leases {
+            let lease = &mut self.items[slot];
             lease.deadline = deadline;
             // A planned check of the mirror keeps its time.
             if lease.mirror == MirrorState::Written {
-                self.attend(at, deadline);
-            }
-            at = self.next_key(at);
-            if at == slot {
-                return;
+                self.attend(slot, deadline);
             }
         }
     }
@@ -557,6 +500,11 @@ impl Leases {
                 || ended.before_in.get(&lease.db).is_some_and(|before| lease.epoch < *before))
     }
 
+    /// Whether the lease holds its key now.
+    pub(super) fn is_live(&self, lease: &Lease, now: Monotonic) -> bool {
+        now < lease.deadline && !self.is_stale(lease)
+    }
+
     /// Whether there may be stale leases, or holders of locks that have ended.
     pub(super) fn is_sweeping(&self) -> bool {
         self.sweep_from.is_some() || self.holders.is_sweeping()
@@ -584,34 +532,11 @@ impl Leases {
         }
         None
     }
-
-    /// All leases in the order of their keys, whatever their slots.
-    fn in_order(&self) -> Vec<LeaseState<'_>> {
-        let doubts = |slot| self.doubt_from.is_some_and(|from| slot >= from);
-        let leases = self.items.iter().map(|(slot, lease)| lease.state(self, doubts(slot)));
-        let mut leases: Vec<_> = leases.collect();
-        leases.sort_unstable();
-        leases
-    }
 }
 
 impl MirrorState {
     fn is_unmirrored(self) -> bool {
         self != Self::Written
-    }
-}
-
-impl PartialEq for Leases {
-    fn eq(&self, other: &Self) -> bool {
-        self.in_order() == other.in_order()
-    }
-}
-
-impl Eq for Leases {}
-
-impl Hash for Leases {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.in_order().hash(state);
     }
 }
 

@@ -1,7 +1,5 @@
 //! The node itself.
 
-use std::hash::{Hash, Hasher};
-
 use smallvec::SmallVec;
 
 use super::abstention::Abstention;
@@ -22,10 +20,6 @@ use crate::Ttl;
 /// foreign string has no lease: it was written with plain SET, restored from a dump, or loaded from
 /// a file that an earlier server wrote. A client that knows the value of a foreign string can
 /// release it like a lock, and extend it if it has an expiry.
-///
-/// Two nodes with the same settings are equal if they take the same decisions on all later commands
-/// and events. Statistics, the times of grants, the order in which leases were added, and the next
-/// check of a pause are not compared.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub(super) leases: Leases,
@@ -220,46 +214,5 @@ impl Node {
     /// Declares that no other module is loaded, so that only clients can receive keyspace events.
     pub fn declare_only_module(&mut self) {
         self.propagation = Propagation::new(false);
-    }
-
-    /// Everything that a decision depends on.
-    fn state(&self) -> NodeState<'_> {
-        let Self {
-            leases,
-            queues,
-            answers,
-            max_waiters,
-            fences,
-            max_ttl,
-            abstention,
-            propagation,
-            flushed,
-            loading,
-            pause_check_at: _,
-            stats: _,
-        } = self;
-        (
-            (leases, queues, answers, fences),
-            (*max_waiters, *max_ttl, *abstention, *propagation, *flushed, *loading),
-        )
-    }
-}
-
-type NodeState<'a> = (
-    (&'a Leases, &'a Queues, &'a Answers, &'a FenceCounters),
-    (usize, Ttl, Abstention, Propagation, Option<Flushed>, bool),
-);
-
-impl PartialEq for Node {
-    fn eq(&self, other: &Self) -> bool {
-        self.state() == other.state()
-    }
-}
-
-impl Eq for Node {}
-
-impl Hash for Node {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.state().hash(state);
     }
 }

@@ -1,7 +1,7 @@
 //! The queues of waiters.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 
 use foldhash::fast::FixedState;
 use smallvec::SmallVec;
@@ -39,7 +39,7 @@ pub(super) struct Waiter {
 }
 
 /// Whether a waiter waits for all of its keys or for any of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wants {
     All,
     Any,
@@ -135,18 +135,10 @@ pub(super) struct Queues {
     sweep_from: Option<u32>,
 }
 
-/// The next waiter to consider for a free key.
+/// The result of a search for a waiter within a budget.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Candidate {
-    /// Waits for this key alone, or for any of several.
-    Single(u32),
-    /// Waits for other keys as well.
-    Several(u32),
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) enum QueueScan<T> {
-    Found(T),
+pub(super) enum QueueScan {
+    Found(u32),
     NotFound,
     Spent,
 }
@@ -304,6 +296,11 @@ impl Queues {
         self.patience.iter().map(|&(at, _)| at)
     }
 
+    /// Whether any one of its keys suffices for this waiter.
+    pub(super) fn is_single(&self, place: u32) -> bool {
+        self.places[place].is_single()
+    }
+
     /// Whether the keys of this waiter are kept for it.
     pub(super) fn keeps_keys(&self, place: u32) -> bool {
         self.places[place].keeps
@@ -326,7 +323,7 @@ impl Queues {
     }
 
     /// The oldest waiter for which this key is kept, and whose wait has not timed out.
-    fn first_keeper(&self, queue: u32, now: Monotonic, budget: &mut Budget) -> QueueScan<u32> {
+    fn first_keeper(&self, queue: u32, now: Monotonic, budget: &mut Budget) -> QueueScan {
         self.first_in_time(&self.items[queue].keepers, now, budget)
     }
 
@@ -398,24 +395,32 @@ impl Queues {
 
     /// Records that the key of this queue is not free. Plans a check for when it may be free.
     pub(super) fn found_taken(&mut self, queue: u32, lack: Lack) {
-        let at = match lack {
-            Lack::Held(until) => until,
-            Lack::Foreign(until) => {
-                self.items[queue].foreign_until = until;
-                until
-            }
-            Lack::Behind => return,
-        };
-        self.postpone_check(queue, at);
+        if let Some(at) = self.record_foreign(queue, lack) {
+            self.postpone_check(queue, at);
+        }
     }
 
-    /// The first candidate in this queue whose wait has not timed out.
+    /// Records a foreign value, and returns when the given reason may be over.
+    fn record_foreign(&mut self, queue: u32, lack: Lack) -> Option<Monotonic> {
+        match lack {
+            Lack::Held(until) => Some(until),
+            Lack::Foreign(until) => {
+                self.items[queue].foreign_until = until;
+                Some(until)
+            }
+            // `remove` plans a check when the older waiter leaves.
+            Lack::Behind => None,
+        }
+    }
+
+    /// The first candidate in this queue whose wait has not timed out, unless the key is kept for an
+    /// older waiter.
     pub(super) fn next_candidate(
         &mut self,
         queue: u32,
         now: Monotonic,
         budget: &mut Budget,
-    ) -> QueueScan<Candidate> {
+    ) -> QueueScan {
         let single = match self.first_single(queue, now, budget) {
             QueueScan::Found(place) => Some(place),
             QueueScan::NotFound => None,
@@ -434,31 +439,24 @@ impl Queues {
             self.items[queue].candidates.pop_first();
             self.rank_check(queue);
         };
-        match (single, several) {
-            (Some(single), Some(several))
-                if self.waiter(several).rank < self.waiter(single).rank =>
-            {
-                QueueScan::Found(Candidate::Several(several))
-            }
-            (Some(single), _) => QueueScan::Found(Candidate::Single(single)),
-            (None, Some(several)) => QueueScan::Found(Candidate::Several(several)),
-            (None, None) => QueueScan::NotFound,
-        }
+        let first = single.into_iter().chain(several).min_by_key(|place| &self.waiter(*place).rank);
+        first.map_or(QueueScan::NotFound, |place| self.unless_kept(queue, place, now, budget))
     }
 
-    /// An older waiter than this one for which the key is kept.
-    pub(super) fn kept_before(
+    /// Finds this waiter, unless the key is kept for an older one.
+    pub(super) fn unless_kept(
         &self,
         queue: u32,
         place: u32,
         now: Monotonic,
         budget: &mut Budget,
-    ) -> QueueScan<u32> {
+    ) -> QueueScan {
         match self.first_keeper(queue, now, budget) {
-            QueueScan::Found(keeper) if self.waiter(keeper).rank >= self.waiter(place).rank => {
+            QueueScan::Found(keeper) if self.waiter(keeper).rank < self.waiter(place).rank => {
                 QueueScan::NotFound
             }
-            other => other,
+            QueueScan::Found(_) | QueueScan::NotFound => QueueScan::Found(place),
+            QueueScan::Spent => QueueScan::Spent,
         }
     }
 
@@ -555,7 +553,7 @@ impl Queues {
         queue: u32,
         now: Monotonic,
         budget: &mut Budget,
-    ) -> QueueScan<u32> {
+    ) -> QueueScan {
         let Queue { single, latest_time_out, .. } = &self.items[queue];
         if *latest_time_out <= now {
             return QueueScan::NotFound;
@@ -568,7 +566,7 @@ impl Queues {
         waiters: &BTreeMap<Rank, u32>,
         now: Monotonic,
         budget: &mut Budget,
-    ) -> QueueScan<u32> {
+    ) -> QueueScan {
         for (scanned, &place) in waiters.values().enumerate() {
             if now < self.places[place].waiter.until {
                 return QueueScan::Found(place);
@@ -632,14 +630,8 @@ impl Queues {
 
     /// Plans a check of the key for when the given reason may be over.
     fn check_when_free(&mut self, queue: u32, lack: Lack) {
-        match lack {
-            Lack::Held(until) => self.check_by(queue, until),
-            Lack::Foreign(until) => {
-                self.items[queue].foreign_until = until;
-                self.check_by(queue, until);
-            }
-            // `remove` plans a check when the older waiter leaves.
-            Lack::Behind => {}
+        if let Some(at) = self.record_foreign(queue, lack) {
+            self.check_by(queue, at);
         }
     }
 
@@ -795,94 +787,11 @@ impl Queues {
     fn token_hash(&self, key_hash: u64, token: &[u8]) -> u64 {
         self.hasher.hash_one((key_hash, token))
     }
-
-    /// All queues in the order of their keys, each with its waiters, the oldest first.
-    /// Then the pending refusals, and whether a sweep runs.
-    fn in_order(&self) -> (Vec<QueueState<'_>>, &BTreeSet<BlockedId>, bool) {
-        let mut queues: Vec<_> = self
-            .items
-            .iter()
-            .map(|(slot, queue)| {
-                let Queue {
-                    db,
-                    key,
-                    hash: _,
-                    single,
-                    latest_time_out: _,
-                    candidates: _,
-                    several,
-                    keepers: _,
-                    foreign_until,
-                    check,
-                } = queue;
-                let mut waiters: Vec<_> = single.iter().chain(several).collect();
-                waiters.sort_unstable();
-                let waiters = waiters.into_iter().map(|(_, &place)| {
-                    let Place { waiter, candidate_in, keeps, .. } = &self.places[place];
-                    (waiter.state(), *candidate_in == slot, *keeps)
-                });
-                (
-                    *db,
-                    &key[..],
-                    *foreign_until,
-                    check.as_ref().map(|check| check.at),
-                    waiters.collect(),
-                )
-            })
-            .collect();
-        queues.sort_unstable();
-        (queues, &self.dismissed, self.sweep_from.is_some())
-    }
 }
 
 impl Waiter {
     /// The ticket that the client gave: the fence that it proposes.
     pub(super) fn proposed(&self) -> Option<Fence> {
         self.has_ticket.then_some(self.rank.ticket)
-    }
-
-    fn state(&self) -> WaiterState<'_> {
-        let Self {
-            blocked_id,
-            rank,
-            has_ticket,
-            owner,
-            ttl,
-            mode,
-            wants,
-            since,
-            in_line_since,
-            until,
-        } = self;
-        (
-            (*blocked_id, rank, *has_ticket, owner.as_deref()),
-            (*ttl, *mode, *wants),
-            (*since, *in_line_since, *until),
-        )
-    }
-}
-
-type WaiterState<'a> = (
-    (BlockedId, &'a Rank, bool, Option<&'a [u8]>),
-    (Ttl, Mode, Wants),
-    (Monotonic, Monotonic, Monotonic),
-);
-
-/// Everything about a queue that a decision depends on. The flags of a waiter say whether this is
-/// the queue in which it last became a candidate, and whether its keys are kept.
-type QueueState<'a> =
-    (u32, &'a [u8], Monotonic, Option<Monotonic>, Vec<(WaiterState<'a>, bool, bool)>);
-
-impl PartialEq for Queues {
-    fn eq(&self, other: &Self) -> bool {
-        self.in_order() == other.in_order()
-    }
-}
-
-impl Eq for Queues {}
-
-impl Hash for Queues {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.in_order().hash(state);
     }
 }

@@ -4,7 +4,7 @@ use super::Token;
 use crate::Fence;
 
 /// A place in that order: older ones come first. The same tickets give the same order on all nodes.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     /// The `FENCE` of the request, or what the node chose without one. [`Fence::ZERO`] is the front
     /// of the queue, and the ticket of a holder that gave no `FENCE`.

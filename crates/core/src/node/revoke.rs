@@ -118,27 +118,18 @@ impl Node {
         self.leases.change_all(first, |lease| lease.revoke(random_value.as_ref()));
         let left_us = self.leases.get(first).deadline.us_since(now.monotonic);
         let expires_at_ms = now.wall_ms_after(left_us);
-        let set = Change::Set { value: random_value, expires_at_ms };
         let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();
-        for key in &mut keys {
+        for LockedKey { entry, lease, mirrored, .. } in &mut keys {
             // The mirror was lost before. The node does not overwrite another value under the key.
-            if !key.mirrored && keyspace.kind(&key.entry) != Kind::Missing {
-                changes.push(None);
-            } else if keyspace.set(&mut key.entry, random_value, expires_at_ms).is_ok() {
-                self.leases.regain_mirror(key.lease);
-                changes.push(Some(set));
-            } else {
-                self.retry_mirror(now, key.lease);
-                // The token must not be readable from the append-only file.
-                changes.push(Some(Change::Delete));
-            }
+            let is_taken = !*mirrored && keyspace.kind(entry) != Kind::Missing;
+            changes.push((!is_taken).then(|| {
+                self.write_mirror(now, *lease, entry, Some(random_value), expires_at_ms, keyspace)
+                    // The token must not be readable from the append-only file.
+                    .unwrap_or(Change::Delete)
+            }));
         }
         for (key, change) in keys.iter().zip(changes) {
-            match change {
-                Some(change) => self.publish(keyspace, &key.name, change),
-                // INSPECT now shows the revocation.
-                None => keyspace.invalidate(&key.name),
-            }
+            self.publish_or_invalidate(keyspace, &key.name, change);
         }
     }
 

@@ -50,7 +50,7 @@ impl Node {
             (left, from) = (left - 1, slot + 1);
             let lease = self.leases.get(slot);
             budget.spend(EXAMINE_UNITS + units(lease.key.len() / BYTES_PER_UNIT));
-            let is_live = now.monotonic < lease.deadline && !self.leases.is_stale(lease);
+            let is_live = self.leases.is_live(lease, now.monotonic);
             if lease.db != db
                 || !is_live
                 || pattern.is_some_and(|pattern| !pattern.matches(&lease.key))

@@ -183,16 +183,9 @@ impl Node {
         let value = keyspace.name(held.mirror_value());
         let expires_at_ms = now.wall_ms_after(held.deadline.us_since(now.monotonic));
         // The key already holds the value, unless it is missing.
-        let written = match kind {
-            Kind::Missing => keyspace.set(entry, &value, expires_at_ms),
-            _ => keyspace.expire(entry, expires_at_ms),
-        };
-        if written.is_ok() {
-            self.leases.regain_mirror(lease);
+        let missing = (kind == Kind::Missing).then_some(&value);
+        if self.write_mirror(now, lease, entry, missing, expires_at_ms, keyspace).is_some() {
             self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms });
-        } else {
-            // The lease decides: the lock is held even without its mirror.
-            self.retry_mirror(now, lease);
         }
     }
 
@@ -203,18 +196,12 @@ impl Node {
         now: Now,
         queue: u32,
         budget: &mut Budget,
-    ) -> QueueScan<u32> {
+    ) -> QueueScan {
         match self.queues.first_single(queue, now.monotonic, budget) {
             QueueScan::Found(place) if self.queues.waiter(place).mode == Mode::Exclusive => {
                 QueueScan::NotFound
             }
-            QueueScan::Found(place) => {
-                match self.queues.kept_before(queue, place, now.monotonic, budget) {
-                    QueueScan::Found(_) => QueueScan::NotFound,
-                    QueueScan::NotFound => QueueScan::Found(place),
-                    QueueScan::Spent => QueueScan::Spent,
-                }
-            }
+            QueueScan::Found(place) => self.queues.unless_kept(queue, place, now.monotonic, budget),
             other => other,
         }
     }
@@ -352,17 +339,13 @@ impl Node {
         let floor = self.fences.floor(hash);
         self.leases.share(lease, value.as_ref(), floor, holder);
         let name = &extend.keys[0];
-        if is_lost && keyspace.kind(&entry) != Kind::Missing {
-            keyspace.invalidate(name);
-        } else if keyspace.set(&mut entry, &value, expires_at_ms).is_ok() {
-            self.leases.regain_mirror(lease);
-            let change = Change::Set { value: &value, expires_at_ms };
-            self.publish(keyspace, name, change);
-        } else {
-            self.retry_mirror(now, lease);
-            // The token must not be readable from the append-only file.
-            self.publish(keyspace, name, Change::Delete);
-        }
+        let is_taken = is_lost && keyspace.kind(&entry) != Kind::Missing;
+        let change = (!is_taken).then(|| {
+            self.write_mirror(now, lease, &mut entry, Some(&value), expires_at_ms, keyspace)
+                // The token must not be readable from the append-only file.
+                .unwrap_or(Change::Delete)
+        });
+        self.publish_or_invalidate(keyspace, name, change);
         if let Some(queue) = self.queues.find(hash, db, name.as_ref())
             && !is_broken(NodeRule::ShareForgetsQueue)
         {
