@@ -6,14 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::process;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::scripted;
+use crate::support::scripted::{self, ScriptedCall, start};
 use crate::vectors::{Fields, Reader, bytes};
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, FenceProposals, Hold, Keys, Mode, NodeError, Outcome,
-    Reason, Request, RequestId, Response, RoundTrips, Spec, Token, limits,
+    Action, Command, FenceProposals, Hold, Keys, Mode, NodeError, OutgoingRequest, Reason, Request,
+    RequestId, Response, RoundTrips, Spec, Token, limits,
 };
 use quorlock_core::node_set::{Admission, AgreedSet, InvalidSet, NodeSet, SetReport, agree};
 use quorlock_core::quorum::{
@@ -268,36 +267,10 @@ fn what_follows(attempt: &mut Acquisition, stored: &BTreeMap<usize, Fence>) -> V
 
 // Calls.
 
-/// A client that is connected to all of its nodes, and its time.
-struct Client {
-    machines: scripted::Client,
-    passed: Duration,
-    spec: Arc<Spec>,
-}
-
-impl Client {
-    fn new(nodes: usize, random: u64) -> Self {
-        Self {
-            machines: scripted::Client::with_pauses(nodes, random),
-            passed: Duration::ZERO,
-            spec: Arc::new(scripted::spec(Keys::from_iter(["k"]), 10_000)),
-        }
-    }
-
-    fn ctx(&mut self) -> Context<'_> {
-        self.machines.ctx(NOW.plus(self.passed), 1_795_249_538_261_001)
-    }
-
-    /// Begins a call, and returns the requests to all nodes.
-    fn begin(&mut self, wait: Option<Duration>) -> (Acquire, Vec<RequestId>) {
-        let mut acquire = Acquire::new(Arc::clone(&self.spec), wait, &self.ctx());
-        acquire.begin(&mut self.ctx());
-        let mut sent = Vec::new();
-        while let Some(Action::Send(send)) = acquire.poll() {
-            sent.push(send.id);
-        }
-        (acquire, sent)
-    }
+/// A call of a client that is connected to all of its nodes.
+fn call(nodes: usize, random: u64, wait: Option<Duration>) -> ScriptedCall {
+    let spec = scripted::spec(Keys::from_iter(["k"]), 10_000);
+    ScriptedCall::begin(scripted::Client::with_pauses(nodes, random), spec, wait)
 }
 
 /// What a node that answers each request with this word answers; `None` if it does not answer.
@@ -320,81 +293,55 @@ fn answer(word: &str, request: &Request) -> Option<Response> {
 /// nodes answer at once, in the order of the vector, and a WAIT at its end.
 fn one_try(mut case: Fields) {
     case.text("name");
-    let mut client = Client::new(case.index("nodes"), 0);
-    let words: Vec<_> = (case.list("answers").iter())
-        .map(|answer| {
-            let mut answer = Fields::of(answer);
-            (answer.index("node"), answer.text("answer"))
-        })
-        .collect();
-    let mut acquire = Acquire::new(Arc::clone(&client.spec), Some(Duration::ZERO), &client.ctx());
-    acquire.begin(&mut client.ctx());
+    let mut call = call(case.index("nodes"), 0, Some(Duration::ZERO));
+    let read = |answer: &Value| {
+        let mut answer = Fields::of(answer);
+        (answer.index("node"), answer.text("answer"))
+    };
+    let words: Vec<_> = case.list("answers").iter().map(read).collect();
     let mut in_flight: Vec<(Duration, usize, RequestId, Response)> = Vec::new();
-    let (mut stands, mut result) = (false, None);
-    while result.is_none() {
-        while let Some(action) = acquire.poll() {
-            let (id, request) = match action {
-                Action::Send(send) => (send.id, Some(send.request)),
-                Action::Wait { id } => {
-                    stands = true;
-                    let wait = acquire.handle_wait_connection(id, &mut client.ctx());
-                    (id, wait.map(|(request, _)| request))
-                }
-                Action::Done(outcome) => {
-                    result = Some(match outcome {
-                        Outcome::Acquired(_) => "granted",
-                        Outcome::Failed(failure) => match failure.reason {
-                            Reason::Held => "held",
-                            Reason::NoQuorum => "no quorum",
-                            other => panic!("{other:?}: {}", case.text),
-                        },
-                    });
-                    continue;
-                }
-                _ => continue,
+    let mut stands = false;
+    while call.outcome.is_none() {
+        for OutgoingRequest { id, request, .. } in std::mem::take(&mut call.sent) {
+            let wait = match request.command {
+                Command::Wait { wait, .. } => Some(wait),
+                _ => None,
             };
-            let place = words.iter().position(|(node, _)| *node == id.node);
-            let request = place.zip(request);
-            if let Some((place, request)) = request
+            stands |= wait.is_some();
+            if let Some(place) = words.iter().position(|(node, _)| *node == id.node)
                 && let Some(response) = answer(&words[place].1, &request)
             {
-                let wait = match request.command {
-                    Command::Wait { wait, .. } => wait,
-                    _ => Duration::ZERO,
-                };
-                in_flight.push((client.passed + wait, place, id, response));
+                in_flight.push((call.at + wait.unwrap_or_default(), place, id, response));
             }
         }
-        if result.is_some() {
-            break;
-        }
-        let timeout = acquire.poll_timeout().map(|at| NOW.until(at));
+        let timeout = call.call.poll_timeout().map(|at| start().until(at));
         in_flight.sort_by_key(|(at, place, ..)| (*at, *place));
         match in_flight.first().map(|(at, ..)| *at) {
             Some(at) if timeout.is_none_or(|timeout| at <= timeout) => {
-                client.passed = client.passed.max(at);
+                call.at = call.at.max(at);
                 let (_, _, id, response) = in_flight.remove(0);
-                acquire.handle_response(id, &response, &mut client.ctx());
+                call.answer_to(id, &response);
             }
-            _ => {
-                client.passed = client.passed.max(timeout.unwrap());
-                acquire.handle_timeout(&mut client.ctx());
-            }
+            _ => call.fire_timer(),
         }
     }
-    case.expect("result", &result.unwrap().to_owned(), |it| it.as_str().unwrap().to_owned());
+    let result = match call.failed() {
+        None => "granted",
+        Some(Reason::Held) => "held",
+        Some(Reason::NoQuorum) => "no quorum",
+        Some(other) => panic!("{other:?}: {}", case.text),
+    };
+    case.expect("result", &result.to_owned(), |it| it.as_str().unwrap().to_owned());
     case.expect("stands_in_line", &stands, |stands| stands.as_bool().unwrap());
 }
 
 /// The time of the first WAIT of a call whose only node refuses it.
 fn one_wait(mut case: Fields) {
-    let mut client = Client::new(1, case.number("random_us"));
-    let (mut acquire, sent) = client.begin(case.us_or_null("left_us"));
-    let held = Response::Held { number: fence(7), is_older: true };
-    acquire.handle_response(sent[0], &held, &mut client.ctx());
-    let Some(Action::Wait { id }) = acquire.poll() else { panic!("{}", case.text) };
-    let (request, _) = acquire.handle_wait_connection(id, &mut client.ctx()).unwrap();
-    let Command::Wait { wait, .. } = request.command else { panic!("{}", case.text) };
+    let mut call = call(1, case.number("random_us"), case.us_or_null("left_us"));
+    call.answer(0, &Response::Held { number: fence(7), is_older: true });
+    let Command::Wait { wait, .. } = call.take_sent(0).request.command else {
+        panic!("{}", case.text)
+    };
     case.expect("wait_ms", &wait.as_millis(), |wait| u128::from(wait.as_u64().unwrap()));
 }
 
@@ -457,23 +404,20 @@ fn release(mut case: Fields) {
 /// Extensions of a lock that some nodes granted after the time limit of a node.
 fn late_grant(mut case: Fields) {
     case.text("name");
-    let nodes = case.index("nodes");
-    let mut client = Client::new(nodes, 0);
-    let (mut acquire, sent) = client.begin(Some(Duration::ZERO));
-    let granted = Response::Fence(fence(1_795_249_538_261_001));
+    let mut call = call(case.index("nodes"), 0, Some(Duration::ZERO));
+    let sent: Vec<_> = call.sent.iter().map(|sent| sent.id).collect();
+    let granted = scripted::granted();
     for node in case.indexes("granted") {
-        acquire.handle_response(sent[node], &granted, &mut client.ctx());
+        call.answer_to(sent[node], &granted);
     }
-    let Some(Action::Done(outcome)) = acquire.poll() else { panic!("{}", case.text) };
-    let Outcome::Acquired(mut hold) = outcome else { panic!("{}", case.text) };
-    client.passed =
-        limits::node_timeout(Duration::ZERO, client.spec.ttl) + Duration::from_micros(1);
+    let mut hold = call.hold();
+    call.at = limits::node_timeout(Duration::ZERO, hold.spec().ttl) + Duration::from_micros(1);
     for node in case.indexes("granted_late") {
-        hold.handle_response(sent[node], &granted, &client.ctx());
+        hold.handle_response(sent[node], &granted, &call.ctx());
     }
     for round in case.list("rounds") {
         let mut round = Fields::of(&round);
-        let number = hold.extend(&client.ctx()).unwrap();
+        let number = hold.extend(&call.ctx()).unwrap();
         let mut decided = Vec::new();
         let mut verdicts = |hold: &mut Hold| {
             while let Some(action) = hold.poll() {
@@ -491,12 +435,12 @@ fn late_grant(mut case: Fields) {
                 None => continue,
             };
             let id = RequestId { round: number, node };
-            hold.handle_response(id, &response, &client.ctx());
+            hold.handle_response(id, &response, &call.ctx());
             verdicts(&mut hold);
         }
         if let Some(at) = hold.poll_timeout() {
-            client.passed = NOW.until(at);
-            hold.handle_timeout(&client.ctx());
+            call.at = start().until(at);
+            hold.handle_timeout(&call.ctx());
         }
         verdicts(&mut hold);
         let last = verdict_word(*decided.last().unwrap());

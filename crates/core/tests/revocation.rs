@@ -11,7 +11,7 @@ use quorlock_core::client::{
     RevokeReply,
 };
 use quorlock_core::node::{CommandError, Holder, Reply};
-use quorlock_core::quorum::{LossReason, Moment, Ownership};
+use quorlock_core::quorum::{Moment, Ownership};
 
 const K: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;
@@ -166,8 +166,8 @@ impl World {
         }
     }
 
-    fn revoke(&mut self, mode: RevokeMode) -> Revocation {
-        let mut revocation = Revocation::new(mode, &self.ctx());
+    fn revoke(&mut self) -> Revocation {
+        let mut revocation = Revocation::new(RevokeMode::AtDeadline, &self.ctx());
         self.run(&mut revocation);
         revocation
     }
@@ -201,67 +201,10 @@ fn failed_nodes(revocation: &Revocation) -> usize {
 }
 
 #[test]
-fn revoked_lock_keeps_its_validity_and_is_not_extended() {
-    let mut world = World::new();
-    let mut hold = world.acquire();
-    world.pass_ms(1000);
-    let before = world.ownership(&hold);
-    let Ownership::Held(left) = before else { panic!("{before:?}") };
-    let revocation = world.revoke(RevokeMode::AtDeadline);
-    assert_eq!(revocation.state(), RevocationState::Revoked);
-    assert_eq!(world.ownership(&hold), before, "the holder was told nothing");
-    world.extend(&mut hold);
-    assert_eq!(world.ownership(&hold), Ownership::Uncertain(left));
-    assert!(hold.is_revoked() && !hold.is_extensible(world.now()));
-    let again = hold.renew_in(world.now()).unwrap();
-    let soon = Duration::from_millis(TTL_MS / 10);
-    assert!(again <= soon, "the operator may end the lock before its deadline");
-    assert!(left < revocation.remaining(world.now()), "the validity ends before the revoked lease");
-    world.pass_ms(u64::try_from(left.as_millis()).unwrap() + 1);
-    assert_eq!(world.ownership(&hold), Ownership::Lost(LossReason::Expired));
-    assert_ne!(world.nodes[0].inspect(K), Inspected::Free, "the lease outlasts the validity");
-}
-
-#[test]
-fn minority_that_revoked_is_not_repaired_and_does_not_end_the_lock() {
-    let mut world = World::new();
-    let mut hold = world.acquire();
-    world.operator_reaches = vec![true, false, false];
-    let revocation = world.revoke(RevokeMode::AtDeadline);
-    assert_eq!((revocation.state(), failed_nodes(&revocation)), (RevocationState::Unknown, 2));
-    for _ in 0..6 {
-        world.pass_ms(TTL_MS / 3);
-        world.extend(&mut hold);
-        assert!(matches!(world.ownership(&hold), Ownership::Held(_)));
-        assert!(!hold.is_revoked());
-    }
-    assert_eq!(world.nodes[0].inspect(K), Inspected::Free, "the revoked lease has ended");
-    let regular = hold.renew_in(world.now()).unwrap();
-    assert!(
-        regular > Duration::from_millis(TTL_MS / 4),
-        "the holder does not renew early for a repair: {regular:?}"
-    );
-}
-
-#[test]
-fn release_of_a_revoked_lock_ends_the_revocation() {
-    let mut world = World::new();
-    let mut hold = world.acquire();
-    let mut revocation = world.revoke(RevokeMode::AtDeadline);
-    world.extend(&mut hold);
-    let (_, release) = hold.release(&world.ctx());
-    let responses = world.deliver_release(release);
-    assert!(responses.iter().all(|response| *response == Response::Yes), "{responses:?}");
-    world.pass_ms_and_run(&mut revocation, REPEAT_MS);
-    assert_eq!(revocation.state(), RevocationState::Over);
-    assert!(revocation.nodes().all(|node| *node == NodeRevocation::Ended));
-}
-
-#[test]
 fn revocation_is_over_by_the_deadline() {
     let mut world = World::new();
     drop(world.acquire());
-    let mut revocation = world.revoke(RevokeMode::AtDeadline);
+    let mut revocation = world.revoke();
     let left = revocation.remaining(world.now());
     assert!((10_000..10_110).contains(&left.as_millis()), "{left:?}");
     world.operator_reaches = vec![false; 3];
@@ -271,14 +214,6 @@ fn revocation_is_over_by_the_deadline() {
     assert_eq!(revocation.state(), RevocationState::Over);
     assert_eq!(revocation.poll_timeout(), None);
     assert_eq!(revocation.remaining(world.now()), Duration::ZERO);
-}
-
-#[test]
-fn revocation_of_a_free_key_is_over_at_once() {
-    let mut world = World::new();
-    let revocation = world.revoke(RevokeMode::AtDeadline);
-    assert_eq!(revocation.state(), RevocationState::Over);
-    assert!(revocation.nodes().all(|node| *node == NodeRevocation::Free));
 }
 
 /// The holder begins to repair one node before the operator revokes the lock on another node.
@@ -302,7 +237,7 @@ fn node_where_the_key_is_free_confirms_no_revocation() {
     assert!(matches!(repair.request.command, Command::Acquire { .. }));
 
     world.operator_reaches[unreached] = false;
-    let mut revocation = world.revoke(RevokeMode::AtDeadline);
+    let mut revocation = world.revoke();
     let nodes: Vec<_> = revocation.nodes().collect();
     assert_eq!(*nodes[missed], NodeRevocation::Free);
     assert!(matches!(nodes[confirming], NodeRevocation::Revoked(_)), "{nodes:?}");
@@ -325,7 +260,7 @@ fn nodes_that_revoked_at_different_times_do_not_count_together() {
     let mut world = World::new();
     let mut hold = world.acquire();
     world.operator_reaches = vec![true, false, false];
-    let mut revocation = world.revoke(RevokeMode::AtDeadline);
+    let mut revocation = world.revoke();
     // The holder does not learn of the revocation: node 0 is silent until its lease has ended.
     world.holder_reaches[0] = false;
     for _ in 0..4 {
@@ -353,7 +288,7 @@ fn late_answer_that_the_lock_is_revoked_prevents_the_repair() {
     let mut world = World::new();
     let mut hold = world.acquire();
     world.operator_reaches = vec![true, false, false];
-    world.revoke(RevokeMode::AtDeadline);
+    world.revoke();
     hold.extend(&world.ctx());
     let (late, in_time): (Vec<_>, Vec<_>) =
         sends_of(&mut hold).into_iter().partition(|sent| sent.id.node == 0);
@@ -376,9 +311,12 @@ fn late_answer_that_the_lock_is_revoked_prevents_the_repair() {
     assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "two nodes extend the lock");
     // A second node revokes the lock much later, and both revocations count.
     world.operator_reaches = vec![false, true, false];
-    world.revoke(RevokeMode::AtDeadline);
+    world.revoke();
     world.extend(&mut hold);
     assert!(hold.is_revoked());
+    let again = hold.renew_in(world.now()).unwrap();
+    let soon = Duration::from_millis(TTL_MS / 10);
+    assert!(again <= soon, "the operator may end the lock before its deadline");
 }
 
 #[test]
@@ -388,23 +326,16 @@ fn restarted_node_does_not_count_as_free() {
     for node in [0, 1] {
         world.nodes[node] = Server::with(settings(MAX_TTL_MS));
     }
-    let revocation = world.revoke(RevokeMode::AtDeadline);
+    let revocation = world.revoke();
     assert_eq!((revocation.state(), failed_nodes(&revocation)), (RevocationState::Unknown, 2));
 }
 
 #[test]
-fn lock_is_revoked_on_a_node_that_returns_and_the_next_lock_is_not() {
+fn lock_of_the_next_holder_is_not_revoked() {
     let mut world = World::new();
     let mut hold = world.acquire();
-    world.operator_reaches[2] = false;
-    let mut revocation = world.revoke(RevokeMode::AtDeadline);
-    assert_eq!(revocation.state(), RevocationState::Revoked);
-    world.operator_reaches[2] = true;
-    world.pass_ms_and_run(&mut revocation, REPEAT_MS);
-    assert!(world.is_revoked(2), "the node is asked again");
-
     // The next holder acquires the lock while the operator reaches no node.
-    let mut revocation = world.revoke(RevokeMode::AtDeadline);
+    let mut revocation = world.revoke();
     world.operator_reaches = vec![false, false, false];
     let (_, release) = hold.release(&world.ctx());
     world.deliver_release(release);
@@ -417,20 +348,4 @@ fn lock_is_revoked_on_a_node_that_returns_and_the_next_lock_is_not() {
     world.extend(&mut next);
     assert!(matches!(world.ownership(&next), Ownership::Held(_)));
     assert!((0..3).all(|node| !world.is_revoked(node)));
-}
-
-#[test]
-fn revocation_now_ends_the_lock_and_says_how_long_its_holder_may_run() {
-    let mut world = World::new();
-    let mut hold = world.acquire();
-    world.pass_ms(2000);
-    let revocation = world.revoke(RevokeMode::Now);
-    assert_eq!(revocation.state(), RevocationState::Over);
-    assert!(revocation.nodes().all(|node| *node == NodeRevocation::Ended));
-    assert!((0..3).all(|node| world.nodes[node].inspect(K) == Inspected::Free));
-    let Ownership::Held(left) = world.ownership(&hold) else { panic!("the holder does not know") };
-    assert!(left <= revocation.remaining(world.now()), "{left:?}");
-    world.extend(&mut hold);
-    assert_eq!(world.ownership(&hold), Ownership::Lost(LossReason::NotHeld));
-    assert!(world.acquire().fence() > hold.fence());
 }

@@ -1,15 +1,14 @@
 //! What the machines of a client share: local queues, requests by number, WAITs that outlive their
-//! calls, fence proposals, and the schedule of renewals.
+//! calls, and the schedule of renewals.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::scripted::{Client, granted, held, ms, spec, start};
-use quorlock_core::Fence;
 use quorlock_core::client::{
-    Command, Context, Failure, FenceProposals, Keys, Mode, NodeError, PlaceQueue, RenewalBatches,
-    Request, Response, Shard, ShardAction, Spec,
+    Command, Context, Failure, Keys, Mode, NodeError, PlaceQueue, RenewalBatches, Request,
+    Response, Shard, ShardAction, Spec,
 };
 use quorlock_core::quorum::Moment;
 
@@ -212,40 +211,6 @@ fn release_takes_over_the_wait_of_a_cancelled_call() {
     driven.event(|shard, ctx| shard.handle_response(number, &Response::Yes, ctx));
     assert_eq!(driven.over.len(), 1);
     assert!(driven.shard.is_idle(), "{:?}", driven.shard);
-}
-
-fn fence(n: u64) -> Fence {
-    Fence::new(n).unwrap()
-}
-
-#[test]
-fn next_proposal_is_above_the_fence_that_was_agreed_on() {
-    let proposals = FenceProposals::default();
-    assert_eq!(proposals.propose(100), fence(100));
-    proposals.learn(fence(100), fence(500));
-    assert_eq!(proposals.propose(100), fence(501));
-    proposals.learn(fence(100), fence(200));
-    assert_eq!(
-        proposals.propose(100),
-        fence(501),
-        "a smaller fence, of an attempt that began earlier, changes nothing"
-    );
-    proposals.learn(fence(501), fence(300));
-    assert_eq!(proposals.propose(100), fence(301), "the proposal was too far ahead for the nodes");
-}
-
-#[test]
-fn queue_serves_callers_in_the_order_of_their_arrival() {
-    let mut queue = PlaceQueue::default();
-    assert!(queue.enter(1, Mode::Exclusive));
-    for waiting in 2..5 {
-        assert!(!queue.enter(waiting, Mode::Exclusive));
-    }
-    assert!(queue.leave(3).is_empty());
-    assert_eq!(queue.leave(1)[..], [2]);
-    assert_eq!(queue.leave(2)[..], [4]);
-    assert_eq!(queue.leave(4)[..], [0_u64; 0]);
-    assert!(queue.is_idle());
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::support::scripted::{
-    LONG, NO_WAIT, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows,
-    spec, start, ticket,
+    Client, LONG, NO_WAIT, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms,
+    shows, spec, start, ticket,
 };
 use proptest::prelude::*;
 use quorlock_core::client::{
@@ -219,7 +219,8 @@ fn own_grant_explains_a_refusal_until_its_lease_has_ended() {
 #[test]
 fn call_that_is_run_late_leaves_the_nodes_time_to_answer() {
     let wait = ms(500);
-    let mut call = ScriptedCall::queued(spec(Keys::from_iter(["k0"]), 1000), Some(wait));
+    let mut call =
+        ScriptedCall::queued(Client::new(3), spec(Keys::from_iter(["k0"]), 1000), Some(wait));
     let late = (wait + limits::WAIT_GRACE).saturating_sub(ms(1));
     for at in [late.saturating_sub(limits::LATE_READ_PAUSE), late] {
         call.at = at;

@@ -1,5 +1,5 @@
-//! The environment of a client's state machines, and a call of a client with three nodes, whose
-//! answers the test gives.
+//! The environment of a client's state machines, and a call whose answers the test gives. Most
+//! clients have three nodes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,24 +115,24 @@ pub(crate) fn down() -> Response {
 
 impl ScriptedCall {
     pub(crate) fn new(wait: Option<Duration>) -> Self {
-        Self::begin(spec(Keys::from_iter(["k0"]), 1000), wait)
+        Self::begin(Client::new(3), spec(Keys::from_iter(["k0"]), 1000), wait)
     }
 
     /// A call for any one of so many keys.
     pub(crate) fn for_any(keys: usize, wait: Option<Duration>) -> Self {
         let names: Keys = (0..keys).map(|key| format!("k{key}")).collect();
-        Self::begin(Spec { any: Some(names.clone()), ..spec(names, 1000) }, wait)
+        let spec = Spec { any: Some(names.clone()), ..spec(names, 1000) };
+        Self::begin(Client::new(3), spec, wait)
     }
 
-    fn begin(spec: Spec, wait: Option<Duration>) -> Self {
-        let mut this = Self::queued(spec, wait);
+    pub(crate) fn begin(client: Client, spec: Spec, wait: Option<Duration>) -> Self {
+        let mut this = Self::queued(client, spec, wait);
         this.drive(Acquire::begin);
         this
     }
 
     /// A call that waits for its turn in the local queue.
-    pub(crate) fn queued(spec: Spec, wait: Option<Duration>) -> Self {
-        let mut client = Client::new(3);
+    pub(crate) fn queued(mut client: Client, spec: Spec, wait: Option<Duration>) -> Self {
         let spec = Spec { min_validity: TTL / 2, ..spec };
         let call = Acquire::new(Arc::new(spec), wait, &client.ctx(start(), WALL_US));
         let at = Duration::ZERO;
