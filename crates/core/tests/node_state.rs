@@ -1,68 +1,13 @@
 //! What only the inside of a node shows: what a node may have forgotten, writes that the server
 //! refuses, and the numbers of tickets and of refusals.
 
-use crate::support::{AcquireCommand, MAX_TTL_MS, REVOKED_VALUE, Server};
+use crate::support::{MAX_TTL_MS, REVOKED_VALUE, Server};
 use quorlock_core::Fence;
 use quorlock_core::node::memory_server::Name;
 use quorlock_core::node::{CommandError, KeyEvent, Mode, Reason, Reply, ServerEvent};
 
 const K: &[u8] = b"k";
-const L: &[u8] = b"l";
 const HOLDER: &[u8] = b"holder";
-const HOUR_MS: u64 = 3_600_000;
-
-#[test]
-fn many_leases_end_by_deadline_and_leave_nothing_scheduled() {
-    let mut server = Server::new();
-    for n in 0..20_000_u32 {
-        server.acquire(&n.to_le_bytes(), b"a", 1000 + u64::from(n % 7), None).unwrap();
-    }
-    server.turn_after_ms(2000);
-    assert_eq!(server.node().leases(), 0);
-    assert_eq!(server.node().next_wake(), None);
-    assert_eq!(server.node().stats().ended_by_deadline, 20_000);
-}
-
-#[test]
-fn keys_of_a_lock_stay_together_when_the_table_shrinks() {
-    let mut server = Server::new();
-    for n in 0..20_000_u32 {
-        server.acquire(&n.to_be_bytes(), b"x", 1000, None).unwrap();
-    }
-    server.acquire_all(&[b"a", b"b", b"c"], b"t", 50_000, None).unwrap();
-    server.turn_after_ms(2000);
-    server.extend_all(&[b"a", b"b", b"c"], b"t", 60_000).unwrap();
-    server.remove_key(b"b", KeyEvent::Removed);
-    server.run_turns();
-    assert!(server.is_empty());
-    assert_eq!(server.node().leases(), 0);
-}
-
-#[test]
-fn node_that_has_just_started_grants_nothing_while_it_abstains() {
-    let mut server = Server::that_rejoins_after_ms(5000);
-    server.turn_after_ms(4999);
-    assert_eq!(server.acquire(b"k", b"a", 1000, None), None);
-    assert_eq!(server.abstention(), Some((Reason::Start, Some(1))));
-    assert_eq!(server.node().next_wake().map(|at| at.us_since(server.now().monotonic)), Some(1000));
-    server.turn_after_ms(1);
-    assert!(server.acquire(b"k", b"a", 1000, None).is_some());
-}
-
-#[test]
-fn promoted_replica_abstains_for_the_largest_ttl() {
-    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
-    server.handle_event(&ServerEvent::Demoted);
-    server.run_turns();
-    assert_eq!(server.node().leases(), 0);
-    server.turn_after_ms(HOUR_MS);
-    assert_eq!(server.abstention(), Some((Reason::Replica, None)));
-    server.handle_event(&ServerEvent::Promoted);
-    assert_eq!(server.abstention(), Some((Reason::Promotion, Some(MAX_TTL_MS))));
-    server.turn_after_ms(MAX_TTL_MS);
-    server.clear();
-    assert!(server.acquire(b"k", b"b", 1000, None).is_some());
-}
 
 #[test]
 fn abstention_is_never_cut_short_by_another() {
@@ -185,7 +130,7 @@ fn first_reader_needs_the_mirror_and_later_readers_do_not() {
     server.memory.keys.writes_left = Some(0);
     let shared = (Mode::Shared, None, 0);
     assert_eq!(
-        server.execute_acquire(&[b"k"], b"reader", 1000, shared, AcquireCommand::Acquire),
+        server.execute_acquire(&[b"k"], b"reader", 1000, shared),
         Err(CommandError::NotWritten)
     );
     assert_eq!(server.node().leases(), 0);
@@ -226,29 +171,12 @@ fn fence(reply: Result<Reply, CommandError>) -> Fence {
 }
 
 #[test]
-fn ticket_too_far_ahead_is_an_error_and_is_forgotten() {
-    let (mut server, ticket) = held();
-    let largest = ticket + 120_000_000;
-    let error = Err(CommandError::TicketTooFarAhead { largest: Fence::new(largest).unwrap() });
-    for wait_ms in [0, 5000] {
-        assert_eq!(server.ask(&[K], b"t", 1000, largest + 1, wait_ms), error);
-        assert_eq!(server.ask(&[L], b"t", 1000, largest + 1, wait_ms), error);
-    }
-    assert_eq!(server.node().waiters(), 0);
-    server.stand_in_line(&[K], b"t", largest, 5000);
-    assert_eq!(refusal(server.ask(&[K], b"u", 1000, ticket, 0)).0, largest);
-    // Between one and two skews ahead, a ticket orders the queue but proposes no fence.
-    let granted = fence(server.ask(&[L], b"v", 1000, largest, 0));
-    assert!(granted.get() <= ticket + 61_000_000);
-}
-
-#[test]
 fn number_of_a_refusal_is_accepted_as_a_ticket_after_a_clock_step() {
     let (mut server, _) = held();
     server.wall_ms -= 3_600_000;
     let now = clock(&server);
     let (number, _) = refusal(server.ask(&[K], b"t", 1000, now, 0));
-    server.stand_in_line(&[K], b"t", number, 5000);
+    assert_eq!(server.ask(&[K], b"t", 1000, number, 5000), Ok(Reply::Waits));
 }
 
 #[test]
@@ -271,8 +199,8 @@ fn refusal_tells_the_largest_number_and_whether_an_older_client_comes_first() {
     assert!(refusal(server.ask(&[K], b"i", 1000, ticket, 0)).1);
     assert!(!refusal(server.ask(&[K], b"g", 1000, ticket, 0)).1);
     let far = granted + 7;
-    server.stand_in_line(&[K], b"waiter", far, 5000);
+    assert_eq!(server.ask(&[K], b"waiter", 1000, far, 5000), Ok(Reply::Waits));
     assert_eq!(refusal(server.ask(&[K], b"t", 1000, ticket - 1, 0)), (far, false));
-    server.stand_in_line(&[K], b"waiter", 0, 5000);
+    assert_eq!(server.ask(&[K], b"waiter", 1000, 0, 5000), Ok(Reply::Waits));
     assert_eq!(refusal(server.ask(&[K], b"t", 1000, ticket - 1, 0)), (granted, true));
 }

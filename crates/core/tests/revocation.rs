@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::scripted::{Client, spec};
-use crate::support::{Inspected, MAX_TTL_MS, Server, settings};
+use crate::support::{MAX_TTL_MS, Server, settings};
 use quorlock_core::client::{
     Acquire, Action, Command, Context, Hold, LeaseInfo, NodeError, NodeRevocation, Outcome,
     OutgoingRequest, Release, Response, Revocation, RevocationState, RevokeCommand, RevokeMode,
@@ -143,7 +143,7 @@ impl World {
             RevokeCommand::RevokeNow => Some(node.revoke_now(K).unwrap()),
             RevokeCommand::Inspect => None,
         };
-        let lease = node.inspect_all_fields(K).map(|inspected| {
+        let lease = node.inspect(K).map(|inspected| {
             let mut lease = LeaseInfo::default();
             if let Holder::Lease { fence, ttl_ms, held_ms, revoked, .. } = inspected.holder {
                 lease.fence = Some(fence);
@@ -269,7 +269,7 @@ fn nodes_that_revoked_at_different_times_do_not_count_together() {
     }
     world.holder_reaches[0] = true;
     world.extend(&mut hold);
-    assert!(matches!(world.nodes[0].inspect(K), Inspected::Lease { .. }), "the node was repaired");
+    assert!(world.nodes[0].inspect(K).is_some(), "the node was repaired");
     assert!(!world.is_revoked(0));
     world.operator_reaches = vec![false, true, false];
     world.pass_ms_and_run(&mut revocation, REPEAT_MS);
@@ -306,7 +306,7 @@ fn late_answer_that_the_lock_is_revoked_prevents_the_repair() {
     world.holder_reaches[0] = true;
     for _ in 0..2 {
         world.extend(&mut hold);
-        assert_eq!(world.nodes[0].inspect(K), Inspected::Free, "no repair may undo the revocation");
+        assert_eq!(world.nodes[0].inspect(K), None, "no repair may undo the revocation");
     }
     assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "two nodes extend the lock");
     // A second node revokes the lock much later, and both revocations count.

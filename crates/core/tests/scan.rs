@@ -4,19 +4,11 @@ use std::collections::BTreeSet;
 
 use crate::support::Server;
 use proptest::prelude::*;
-use quorlock_core::node::{
-    Command, Holder, KEY_BYTES_MAX, Pattern, Reply, SCAN_COUNT_MAX, Scan, Scanned, ServerEvent,
-};
+use quorlock_core::node::{Command, KEY_BYTES_MAX, Pattern, Reply, SCAN_COUNT_MAX, Scan, Scanned};
 
-fn scan_in(
-    server: &mut Server,
-    db: u32,
-    cursor: u64,
-    pattern: Option<&[u8]>,
-    count: u32,
-) -> Scanned {
+fn scan(server: &mut Server, cursor: u64, pattern: Option<&[u8]>, count: u32) -> Scanned {
     let pattern = pattern.map(|pattern| Pattern::new(pattern).unwrap());
-    let scan = Scan { db, cursor, pattern: pattern.as_ref(), count };
+    let scan = Scan { db: 0, cursor, pattern: pattern.as_ref(), count };
     match server.execute(&Command::Scan(scan)) {
         Ok(Reply::Scanned(scanned)) => scanned,
         other => panic!("{other:?}"),
@@ -24,10 +16,10 @@ fn scan_in(
 }
 
 /// All keys that one scan lists, from its first call to its last.
-fn keys(server: &mut Server, db: u32, pattern: Option<&[u8]>, count: u32) -> BTreeSet<Vec<u8>> {
+fn keys(server: &mut Server, count: u32) -> BTreeSet<Vec<u8>> {
     let (mut keys, mut cursor) = (BTreeSet::new(), 0);
     loop {
-        let scanned = scan_in(server, db, cursor, pattern, count);
+        let scanned = scan(server, cursor, None, count);
         keys.extend(scanned.locks.into_iter().map(|lock| lock.key.into_vec()));
         cursor = scanned.cursor;
         if cursor == 0 {
@@ -41,48 +33,21 @@ fn key(number: usize) -> Vec<u8> {
 }
 
 #[test]
-fn all_locks_of_the_database_are_listed_as_inspect_shows_them() {
-    let mut server = Server::new();
-    for number in 0..500 {
-        server.acquire(&key(number), b"t", 10_000, None).unwrap();
-    }
-    server.acquire_all(&[b"a", b"b"], b"t", 10_000, None).unwrap();
-    server.db = 1;
-    server.acquire(b"elsewhere", b"t", 1000, None).unwrap();
-    server.set(b"theirs", b"t", Some(10_000));
-    let expected: BTreeSet<_> = (0..500).map(key).chain([b"a".to_vec(), b"b".to_vec()]).collect();
-    for count in [1, 7, 10, 5000] {
-        assert_eq!(keys(&mut server, 0, None, count), expected, "{count}");
-    }
-    assert_eq!(keys(&mut server, 1, None, 10), BTreeSet::from([b"elsewhere".to_vec()]));
-    let hundreds = keys(&mut server, 0, Some(b"key/4??"), 10);
-    assert_eq!(hundreds, (400..500).map(key).collect());
-    server.revoke(b"a").unwrap();
-    let both = scan_in(&mut server, 0, 500, None, 10).locks;
-    let is_revoked =
-        |holder: &Holder| matches!(holder, Holder::Lease { keys: 2, revoked: true, .. });
-    assert!(
-        both.len() == 2 && both.iter().all(|lock| is_revoked(&lock.inspected.holder)),
-        "{both:?}"
-    );
-}
-
-#[test]
 fn one_call_reads_a_bounded_slice() {
     let mut server = Server::new();
     for number in 0..5000 {
         server.acquire(&key(number), b"t", 10_000, None).unwrap();
     }
-    let scanned = scan_in(&mut server, 0, 0, None, u32::MAX);
+    let scanned = scan(&mut server, 0, None, u32::MAX);
     assert!((100..1000).contains(&scanned.locks.len()), "a call ends after its share of work");
     assert_eq!(scanned.cursor, scanned.locks.len() as u64);
-    let scanned = scan_in(&mut server, 0, 0, Some(b"none"), u32::MAX);
+    let scanned = scan(&mut server, 0, Some(b"none"), u32::MAX);
     assert_eq!(
         scanned.cursor,
         u64::from(SCAN_COUNT_MAX),
         "less work for a lock that does not match"
     );
-    let scanned = scan_in(&mut server, 0, 0, Some(b"none"), 10);
+    let scanned = scan(&mut server, 0, Some(b"none"), 10);
     assert_eq!(scanned.cursor, 10, "locks that do not match count too");
     // Leaves one lock in each chunk of 128, and then a single lock.
     for (one_in, at_least, at_most) in [(128, 40, 60), (4992, 1, 2)] {
@@ -91,7 +56,7 @@ fn one_call_reads_a_bounded_slice() {
         }
         let (mut cursor, mut calls, mut found) = (0, 0, 0);
         loop {
-            let scanned = scan_in(&mut server, 0, cursor, None, 10);
+            let scanned = scan(&mut server, cursor, None, 10);
             (calls, found, cursor) = (calls + 1, found + scanned.locks.len(), scanned.cursor);
             if cursor == 0 {
                 break;
@@ -109,9 +74,9 @@ fn long_keys_end_a_slice_early() {
     for key in &long {
         server.acquire(key, b"t", 10_000, None).unwrap();
     }
-    let scanned = scan_in(&mut server, 0, 0, Some(b"*a*b*c*"), 1000);
+    let scanned = scan(&mut server, 0, Some(b"*a*b*c*"), 1000);
     assert_eq!(scanned.cursor, 1);
-    assert_eq!(keys(&mut server, 0, None, 1000).len(), 10);
+    assert_eq!(keys(&mut server, 1000).len(), 10);
 }
 
 #[test]
@@ -122,28 +87,15 @@ fn locks_with_waiters_or_many_keys_end_a_slice_early() {
         let several: Vec<&[u8]> = several.iter().map(|key| &key[..]).collect();
         server.acquire_all(&several, b"t", 10_000, None).unwrap();
     }
-    let of_many_keys = scan_in(&mut server, 0, 0, None, 1000).locks.len();
+    let of_many_keys = scan(&mut server, 0, None, 1000).locks.len();
     for (number, key) in names.iter().enumerate() {
         for waiter in 0..10 {
             server.wait_for_all(&[key], &[waiter], 1000, 1000 + number as u64);
         }
     }
-    let of_waiters = scan_in(&mut server, 0, 0, None, 1000).locks.len();
+    let of_waiters = scan(&mut server, 0, None, 1000).locks.len();
     assert!(of_waiters < 50 && of_many_keys < 250, "{of_waiters}, {of_many_keys}");
-    assert_eq!(keys(&mut server, 0, None, 1000).len(), 640);
-}
-
-#[test]
-fn ended_locks_are_not_listed() {
-    let mut server = Server::with_lock(&[b"over"], b"t", 10);
-    server.acquire(b"overwritten", b"t", 10_000, None).unwrap();
-    server.acquire(b"held", b"t", 10_000, None).unwrap();
-    server.pass_ms(10);
-    server.set(b"overwritten", b"data", None);
-    assert_eq!(keys(&mut server, 0, None, 10), BTreeSet::from([b"held".to_vec()]));
-    server.handle_event(&ServerEvent::Flush(None));
-    server.clear();
-    assert_eq!(keys(&mut server, 0, None, 10), BTreeSet::new());
+    assert_eq!(keys(&mut server, 1000).len(), 640);
 }
 
 #[test]
@@ -151,7 +103,7 @@ fn any_cursor_is_answered() {
     let mut server = Server::with_lock(&[b"k"], b"t", 10_000);
     for cursor in [1, 100, 127, 128, 1_000_000, u64::from(u32::MAX), u64::MAX] {
         let nothing = Scanned { cursor: 0, locks: Vec::new() };
-        assert_eq!(scan_in(&mut server, 0, cursor, None, 10), nothing);
+        assert_eq!(scan(&mut server, cursor, None, 10), nothing);
     }
 }
 
@@ -162,8 +114,7 @@ enum Step {
     AcquireTwo(usize, usize),
     /// Acquires up to 200 keys: more than a chunk of the node's table holds.
     AcquireMany(usize),
-    Release(usize),
-    ReleaseMany(usize),
+    ReleaseMany(usize, usize),
     Revoke(usize),
     Extend(usize),
     Pass(u64),
@@ -178,8 +129,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (0..KEYS).prop_map(Step::Acquire),
         2 => (0..KEYS, 0..KEYS).prop_map(|(a, b)| Step::AcquireTwo(a, b)),
         1 => (0..KEYS).prop_map(Step::AcquireMany),
-        3 => (0..KEYS).prop_map(Step::Release),
-        1 => (0..KEYS).prop_map(Step::ReleaseMany),
+        4 => (0..KEYS, prop_oneof![3 => Just(1), 1 => Just(150)])
+            .prop_map(|(from, count)| Step::ReleaseMany(from, count)),
         1 => (0..KEYS).prop_map(Step::Revoke),
         1 => (0..KEYS).prop_map(Step::Extend),
         1 => (1..300_u64).prop_map(Step::Pass),
@@ -190,7 +141,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// The keys of all locks that are held.
 fn held(server: &mut Server) -> BTreeSet<Vec<u8>> {
-    let is_held = |key: &Vec<u8>| server.inspect_all_fields(key).is_some();
+    let is_held = |key: &Vec<u8>| server.inspect(key).is_some();
     (0..KEYS).map(key).filter(is_held).collect()
 }
 
@@ -207,13 +158,14 @@ proptest! {
         let mut listed = BTreeSet::new();
         let mut ended: BTreeSet<Vec<u8>> = BTreeSet::new();
         for step in steps {
+            let before = held(&mut server);
             match step {
                 Step::Scan(count) => {
                     if held_at_first.is_none() {
-                        held_at_first = Some(held(&mut server));
+                        held_at_first = Some(before.clone());
                         ended.clear();
                     }
-                    let scanned = scan_in(&mut server, 0, cursor, None, count);
+                    let scanned = scan(&mut server, cursor, None, count);
                     listed.extend(scanned.locks.into_iter().map(|lock| lock.key.into_vec()));
                     cursor = scanned.cursor;
                     if cursor == 0 {
@@ -225,44 +177,29 @@ proptest! {
                 }
                 Step::Acquire(n) => drop(server.acquire(&key(n), b"t", 900, None)),
                 Step::AcquireTwo(a, b) => {
-                    let (a, b) = (key(a), key(b));
-                    let (first, second) = (a.clone().min(b.clone()), a.max(b));
-                    if first != second {
-                        server.acquire_all(&[&first, &second], b"t", 900, None);
-                    }
+                    let two = BTreeSet::from([key(a), key(b)]);
+                    let two: Vec<&[u8]> = two.iter().map(|key| &key[..]).collect();
+                    server.acquire_all(&two, b"t", 900, None);
                 }
                 Step::AcquireMany(from) => {
                     for n in from..KEYS.min(from + 200) {
                         server.acquire(&key(n), b"t", 900, None);
                     }
                 }
-                Step::Release(n) => {
-                    let before = held(&mut server);
-                    server.release(&key(n), b"t");
-                    let after = held(&mut server);
-                    ended.extend(before.difference(&after).cloned());
-                }
-                Step::ReleaseMany(from) => {
-                    let before = held(&mut server);
-                    for n in from..KEYS.min(from + 150) {
+                Step::ReleaseMany(from, count) => {
+                    for n in from..KEYS.min(from + count) {
                         server.release(&key(n), b"t");
                     }
-                    let after = held(&mut server);
-                    ended.extend(before.difference(&after).cloned());
                 }
                 Step::Revoke(n) => drop(server.revoke(&key(n))),
                 Step::Extend(n) => drop(server.extend(&key(n), b"t", 900)),
-                Step::Pass(ms) => {
-                    let before = held(&mut server);
-                    server.pass_ms(ms);
-                    let after = held(&mut server);
-                    ended.extend(before.difference(&after).cloned());
-                }
+                Step::Pass(ms) => server.pass_ms(ms),
                 Step::Turn => server.run_turns(),
             }
+            ended.extend(before.difference(&held(&mut server)).cloned());
         }
         // A scan without interruption lists exactly the locks that are held.
         let expected = held(&mut server);
-        prop_assert_eq!(keys(&mut server, 0, None, count), expected);
+        prop_assert_eq!(keys(&mut server, count), expected);
     }
 }

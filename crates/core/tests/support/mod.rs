@@ -5,12 +5,10 @@
 
 pub(crate) mod scripted;
 
-use std::collections::HashMap;
-
 use quorlock_core::node::memory_server::{self, Name, Value};
 use quorlock_core::node::{
-    self, Acquire, BlockedId, Command, CommandError, Extend, Holder, Inspect, KeyEvent, Mode,
-    Monotonic, Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, WaitReply,
+    self, Acquire, BlockedId, Command, CommandError, Extend, Inspect, KeyEvent, Mode, Monotonic,
+    Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -22,65 +20,17 @@ pub(crate) struct Server {
     pub(crate) mono_us: u64,
     pub(crate) wall_ms: u64,
     blocked_ids: u64,
-    /// The results of the waits that have ended, in order.
-    pub(crate) wait_results: Vec<(BlockedId, WaitResult)>,
-    /// For each client that waited for any of several keys and was granted one: that key.
-    pub(crate) granted_keys: Vec<(BlockedId, Vec<u8>)>,
-    /// The database of ACQUIRE and ACQUIREANY. Other methods with a key use database 0.
-    pub(crate) db: u32,
-    pub(crate) owner: Option<Vec<u8>>,
-    /// Whether the server lets clients wait.
-    pub(crate) allows_blocking: bool,
+    /// The answers to the clients that waited, in order.
+    pub(crate) answers: Vec<(BlockedId, WaitReply)>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WaitResult {
-    Granted {
-        fence: Fence,
-        waited_us: u64,
-    },
-    /// The node refused, or it abstains.
-    Refused,
-    Failed(CommandError),
-}
+/// How long a client waits for a lock, with its ticket, and whether it shares the lock.
+type Terms = (Mode, Option<Fence>, u64);
 
-impl WaitResult {
-    /// The fence of a grant; `None` for a refusal.
-    ///
-    /// `is_in_time` says whether the wait had not ended yet. Fails if a grant came later, or a
-    /// refusal earlier.
-    #[track_caller]
-    pub(crate) fn granted(self, is_in_time: bool) -> Option<Fence> {
-        match self {
-            Self::Granted { fence, .. } => {
-                assert!(is_in_time, "granted after its wait had ended");
-                Some(fence)
-            }
-            Self::Refused => {
-                assert!(!is_in_time, "refused before its wait had ended");
-                None
-            }
-            Self::Failed(error) => panic!("{error:?}"),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum AcquireCommand {
-    Acquire,
-    AcquireAny,
-}
+type AcquireCommand = for<'a> fn(Acquire<'a, Name>) -> Command<'a, Name>;
 
 /// Replaces the token in the mirror of a revoked lock.
 pub(crate) const REVOKED_VALUE: &[u8] = b"a value that no client knows";
-
-/// The fields of an INSPECT that most tests compare.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Inspected {
-    Free,
-    Lease { waiters: usize, keys: usize, fence: Fence, ttl_ms: u64 },
-    Foreign { waiters: usize, ttl_ms: Option<u64> },
-}
 
 pub(crate) fn settings(rejoin_delay_ms: u64) -> Settings {
     Settings {
@@ -145,11 +95,7 @@ impl Server {
             mono_us,
             wall_ms,
             blocked_ids: 0,
-            wait_results: Vec::new(),
-            granted_keys: Vec::new(),
-            db: 0,
-            owner: None,
-            allows_blocking: true,
+            answers: Vec::new(),
         }
     }
 
@@ -187,10 +133,6 @@ impl Server {
         self.memory.get(0, key).and_then(|value| value.text.as_deref()).unwrap_or_default()
     }
 
-    pub(crate) fn texts(&self) -> impl Iterator<Item = &[u8]> {
-        self.memory.keys.iter().filter_map(|(_, _, value)| value.text.as_deref())
-    }
-
     pub(crate) fn expires_at_ms(&self, key: &[u8]) -> Option<u64> {
         self.memory.get(0, key)?.expires_at_ms
     }
@@ -216,11 +158,6 @@ impl Server {
         self.memory.flush(self.now(), None);
     }
 
-    /// Removes expired keys as the server does, by the wall clock.
-    pub(crate) fn expire_keys(&mut self) {
-        self.memory.expire_keys(self.now());
-    }
-
     /// Removes a key, as an accident or a command of another client does.
     pub(crate) fn remove_key(&mut self, key: &[u8], event: KeyEvent) {
         self.memory.remove(self.now(), 0, key, event);
@@ -230,13 +167,6 @@ impl Server {
     pub(crate) fn set(&mut self, key: &[u8], text: &[u8], expires_in_ms: Option<u64>) {
         let expires_at_ms = expires_in_ms.map(|ms| self.wall_ms + ms);
         self.memory.keys.insert(0, key, Value::text(text, expires_at_ms));
-    }
-
-    /// Writes a missing key as an old client does, which uses plain SET.
-    pub(crate) fn set_foreign(&mut self, key: &[u8], expires_in_ms: u64) {
-        if !self.has(key) {
-            self.set(key, b"old client", Some(expires_in_ms));
-        }
     }
 
     pub(crate) fn handle_event(&mut self, event: &ServerEvent) {
@@ -250,47 +180,15 @@ impl Server {
     }
 
     fn collect_answers(&mut self) {
-        for blocked_id in std::mem::take(&mut self.memory.keys.woken) {
-            let result = match self.memory.node.answer(blocked_id) {
-                WaitReply::Granted { fence, waited_us, key } => {
-                    self.granted_keys.extend(key.map(|key| (blocked_id, key.as_bytes().to_vec())));
-                    WaitResult::Granted { fence, waited_us }
-                }
-                WaitReply::Refused
-                | WaitReply::Failed(CommandError::Held { .. } | CommandError::Abstaining { .. }) => {
-                    WaitResult::Refused
-                }
-                WaitReply::Failed(error) => WaitResult::Failed(error),
-            };
-            self.wait_results.push((blocked_id, result));
-        }
-    }
-
-    /// The id of the client that sent the last ACQUIRE or ACQUIREANY.
-    pub(crate) fn last_blocked_id(&self) -> BlockedId {
-        BlockedId(self.blocked_ids)
+        let woken = std::mem::take(&mut self.memory.keys.woken);
+        self.answers.extend(woken.into_iter().map(|id| (id, self.memory.node.answer(id))));
     }
 
     /// The ids of the clients that waited and were granted a lock, in order.
     pub(crate) fn granted(&self) -> Vec<BlockedId> {
-        let is_grant = |result: &WaitResult| matches!(result, WaitResult::Granted { .. });
-        let granted = self.wait_results.iter().filter(|(_, result)| is_grant(result));
+        let is_grant = |answer: &WaitReply| matches!(answer, WaitReply::Granted { .. });
+        let granted = self.answers.iter().filter(|(_, answer)| is_grant(answer));
         granted.map(|&(blocked_id, _)| blocked_id).collect()
-    }
-
-    /// Disconnects a client. Returns whether it still waited.
-    pub(crate) fn disconnect(&mut self, blocked_id: BlockedId) -> bool {
-        self.memory.node.disconnect(blocked_id).wake
-    }
-
-    /// Disconnects the `nth` client that waits, in the order of arrival, if so many wait.
-    pub(crate) fn disconnect_nth<T>(&mut self, waiting: &mut HashMap<BlockedId, T>, nth: usize) {
-        let mut blocked_ids: Vec<_> = waiting.keys().copied().collect();
-        blocked_ids.sort_unstable();
-        if let Some(blocked_id) = blocked_ids.get(nth) {
-            assert!(self.disconnect(*blocked_id), "the client does not wait any more");
-            waiting.remove(blocked_id);
-        }
     }
 
     pub(crate) fn acquire(
@@ -325,7 +223,7 @@ impl Server {
     }
 
     /// ACQUIRE or MACQUIRE. Returns `None` if the node refuses, abstains or rejects the ticket.
-    pub(crate) fn acquire_as(
+    fn acquire_as(
         &mut self,
         mode: Mode,
         keys: &[&[u8]],
@@ -333,8 +231,7 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
     ) -> Option<Fence> {
-        let terms = (mode, fence, 0);
-        match self.execute_acquire(keys, token, ttl_ms, terms, AcquireCommand::Acquire) {
+        match self.execute_acquire(keys, token, ttl_ms, (mode, fence, 0)) {
             Ok(Reply::Granted(fence)) => Some(fence),
             Ok(Reply::Refused)
             | Err(
@@ -355,8 +252,9 @@ impl Server {
         ttl_ms: u64,
         wait_ms: u64,
     ) -> BlockedId {
-        let terms = (Mode::Exclusive, None, wait_ms);
-        self.wait(keys, token, ttl_ms, terms, AcquireCommand::Acquire)
+        self.wait(keys, token, ttl_ms, (Mode::Exclusive, None, wait_ms), |acquire| {
+            Command::Acquire(acquire)
+        })
     }
 
     #[track_caller]
@@ -367,8 +265,9 @@ impl Server {
         ttl_ms: u64,
         wait_ms: u64,
     ) -> BlockedId {
-        let terms = (Mode::Shared, None, wait_ms);
-        self.wait(&[key], token, ttl_ms, terms, AcquireCommand::Acquire)
+        self.wait(&[key], token, ttl_ms, (Mode::Shared, None, wait_ms), |acquire| {
+            Command::Acquire(acquire)
+        })
     }
 
     #[track_caller]
@@ -379,8 +278,9 @@ impl Server {
         ttl_ms: u64,
         wait_ms: u64,
     ) -> BlockedId {
-        let terms = (Mode::Exclusive, None, wait_ms);
-        self.wait(keys, token, ttl_ms, terms, AcquireCommand::AcquireAny)
+        self.wait(keys, token, ttl_ms, (Mode::Exclusive, None, wait_ms), |acquire| {
+            Command::AcquireAny(acquire)
+        })
     }
 
     #[track_caller]
@@ -389,12 +289,12 @@ impl Server {
         keys: &[&[u8]],
         token: &[u8],
         ttl_ms: u64,
-        terms: (Mode, Option<Fence>, u64),
+        terms: Terms,
         command: AcquireCommand,
     ) -> BlockedId {
-        let reply = self.execute_acquire(keys, token, ttl_ms, terms, command);
+        let reply = self.execute_as(keys, token, ttl_ms, terms, command);
         assert_eq!(reply, Ok(Reply::Waits));
-        self.last_blocked_id()
+        BlockedId(self.blocked_ids)
     }
 
     /// ACQUIRE or MACQUIRE with a ticket. Zero is the front of the queue.
@@ -406,21 +306,8 @@ impl Server {
         ticket: u64,
         wait_ms: u64,
     ) -> Result<Reply, CommandError> {
-        let terms = (Mode::Exclusive, Some(Fence::new(ticket).unwrap_or_default()), wait_ms);
-        self.execute_acquire(keys, token, ttl_ms, terms, AcquireCommand::Acquire)
-    }
-
-    /// As [`ask`](Self::ask). Returns the id of the client, which waits.
-    #[track_caller]
-    pub(crate) fn stand_in_line(
-        &mut self,
-        keys: &[&[u8]],
-        token: &[u8],
-        ticket: u64,
-        wait_ms: u64,
-    ) -> BlockedId {
-        assert_eq!(self.ask(keys, token, 1000, ticket, wait_ms), Ok(Reply::Waits));
-        self.last_blocked_id()
+        let fence = Some(Fence::new(ticket).unwrap_or_default());
+        self.execute_acquire(keys, token, ttl_ms, (Mode::Exclusive, fence, wait_ms))
     }
 
     pub(crate) fn execute_acquire(
@@ -428,19 +315,24 @@ impl Server {
         keys: &[&[u8]],
         token: &[u8],
         ttl_ms: u64,
-        (mode, fence, wait_ms): (Mode, Option<Fence>, u64),
+        terms: Terms,
+    ) -> Result<Reply, CommandError> {
+        self.execute_as(keys, token, ttl_ms, terms, |acquire| Command::Acquire(acquire))
+    }
+
+    fn execute_as(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+        (mode, fence, wait_ms): Terms,
         command: AcquireCommand,
     ) -> Result<Reply, CommandError> {
-        let (keys, token) = (names(keys), Name::from_slice(token));
-        let (db, ttl, owner) = (self.db, Ttl::from_ms(ttl_ms).unwrap(), self.owner.clone());
+        let (keys, token) = (&names(keys)[..], &Name::from_slice(token));
+        let (db, ttl, owner) = (0, Ttl::from_ms(ttl_ms).unwrap(), None);
         self.blocked_ids += 1;
-        self.memory.keys.client = self.allows_blocking.then_some(BlockedId(self.blocked_ids));
-        let (keys, token, owner) = (&keys[..], &token, owner.as_deref());
-        let acquire = Acquire { db, keys, token, ttl, mode, owner, fence, wait_ms };
-        self.execute(&match command {
-            AcquireCommand::Acquire => Command::Acquire(acquire),
-            AcquireCommand::AcquireAny => Command::AcquireAny(acquire),
-        })
+        self.memory.keys.client = Some(BlockedId(self.blocked_ids));
+        self.execute(&command(Acquire { db, keys, token, ttl, mode, owner, fence, wait_ms }))
     }
 
     pub(crate) fn extend(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> Option<Fence> {
@@ -471,20 +363,8 @@ impl Server {
         self.extend_all_with(keys, token, ttl_ms, None, None)
     }
 
-    pub(crate) fn extend_all_with(
+    fn extend_all_with(
         &mut self,
-        keys: &[&[u8]],
-        token: &[u8],
-        ttl_ms: u64,
-        fence: Option<Fence>,
-        new_token: Option<&[u8]>,
-    ) -> Result<Reply, CommandError> {
-        self.extend_as(Mode::Exclusive, keys, token, ttl_ms, fence, new_token)
-    }
-
-    pub(crate) fn extend_as(
-        &mut self,
-        mode: Mode,
         keys: &[&[u8]],
         token: &[u8],
         ttl_ms: u64,
@@ -494,19 +374,14 @@ impl Server {
         let (keys, token) = (names(keys), Name::from_slice(token));
         let (ttl, new_token) = (Ttl::from_ms(ttl_ms).unwrap(), new_token.map(Name::from_slice));
         let (keys, token, new_token) = (&keys[..], &token, new_token.as_ref());
-        let extend = Extend { db: 0, keys, token, ttl, mode, fence, new_token };
-        self.execute(&Command::Extend(extend))
+        let mode = Mode::Exclusive;
+        self.execute(&Command::Extend(Extend { db: 0, keys, token, ttl, mode, fence, new_token }))
     }
 
     pub(crate) fn release(&mut self, key: &[u8], token: &[u8]) -> bool {
-        self.release_all(&[key], token)
-    }
-
-    pub(crate) fn release_all(&mut self, keys: &[&[u8]], token: &[u8]) -> bool {
-        let (keys, token) = (names(keys), Name::from_slice(token));
+        let (keys, token) = (names(&[key]), Name::from_slice(token));
         match self.execute(&Command::Release(Release { db: 0, keys: &keys, token: &token })) {
             Ok(Reply::Released(released)) => released,
-            Err(CommandError::Abstaining { .. }) => false,
             other => unreachable!("all values are strings: {other:?}"),
         }
     }
@@ -528,7 +403,7 @@ impl Server {
     }
 
     /// All fields that INSPECT shows; `None` if the key is free.
-    pub(crate) fn inspect_all_fields(&mut self, key: &[u8]) -> Option<node::Inspected> {
+    pub(crate) fn inspect(&mut self, key: &[u8]) -> Option<node::Inspected> {
         let key = Name::from_slice(key);
         match self.memory.execute(self.now(), &Command::Inspect(Inspect { db: 0, key: &key })) {
             Ok(Reply::Inspected(inspected)) => inspected,
@@ -536,20 +411,9 @@ impl Server {
         }
     }
 
-    pub(crate) fn inspect(&mut self, key: &[u8]) -> Inspected {
-        let Some(inspected) = self.inspect_all_fields(key) else { return Inspected::Free };
-        let waiters = inspected.waiters;
-        match inspected.holder {
-            Holder::Lease { fence, ttl_ms, keys, .. } => {
-                Inspected::Lease { waiters, keys, fence, ttl_ms }
-            }
-            Holder::Foreign { ttl_ms } => Inspected::Foreign { waiters, ttl_ms },
-        }
-    }
-
     /// Does all work that is due between commands, in as many turns as it needs.
     pub(crate) fn run_turns(&mut self) {
-        self.expire_keys();
+        self.memory.expire_keys(self.now());
         self.memory.run_turns(self.now());
         self.collect_answers();
     }
