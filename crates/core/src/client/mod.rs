@@ -29,7 +29,6 @@
 //! - [`Keys`], [`Token`]: the keys of a lock, and the proof of who holds it.
 
 mod acquire;
-mod action;
 mod context;
 mod fence_proposals;
 mod hello;
@@ -40,9 +39,9 @@ mod late_timer;
 pub mod limits;
 mod links;
 mod listing;
+mod local_queue;
 mod node_error;
 mod node_url;
-mod place_queue;
 mod reach;
 mod release;
 mod renewal_batches;
@@ -50,12 +49,10 @@ mod request;
 mod revocation;
 mod round_trips;
 mod shard;
-mod slots;
 mod spec;
 mod token;
 
 pub use acquire::{Acquire, Failure, Outcome, Reason};
-pub use action::{Action, OutgoingRequest};
 pub use context::{ClientState, Context, NodeStatus, Places, Random, Topology};
 pub use fence_proposals::FenceProposals;
 pub use hello::Hello;
@@ -67,19 +64,18 @@ pub use inspection::{
 pub use keys::{InvalidKeys, Keys};
 pub use links::{LinkAction, LinkHealth, Links, Notice};
 pub use listing::{ListedLock, Listing};
+pub use local_queue::{CalledNumbers, PlaceQueue, SlotMemory};
 pub use node_error::{Answer, NodeError};
 pub use node_url::{redact_url, unsupported_scheme};
-pub use place_queue::{CalledNumbers, PlaceQueue};
 pub use release::Release;
 pub use renewal_batches::RenewalBatches;
-pub use request::{Command, Delivery, Request, RequestId, Response};
+pub use request::{Action, Command, Delivery, OutgoingRequest, Request, RequestId, Response};
 pub use revocation::{
     NodeRevocation, Revocation, RevocationState, RevokeCommand, RevokeMode, RevokeReply,
     RevokeRequest,
 };
 pub use round_trips::RoundTrips;
 pub use shard::{RENEWALS, Shard, ShardAction};
-pub use slots::SlotMemory;
 pub use spec::{InvalidSpec, Spec};
 pub use token::Token;
 

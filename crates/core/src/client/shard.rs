@@ -8,10 +8,10 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use super::place_queue::PlaceQueue;
+use super::local_queue::LocalQueue;
 use super::{
     Acquire, Action, Answer, Context, Failure, Hold, Keys, NodeError, Outcome, OutgoingRequest,
-    Release, RenewalBatches, Request, RequestId, Response, SlotMemory, Spec, Token, limits,
+    Release, RenewalBatches, Request, RequestId, Response, Spec, Token, limits,
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{ExtensionVerdict, Moment, Ownership};
@@ -68,21 +68,6 @@ struct Lock {
     hold: Hold,
     /// Whether the driver asks about the lock no longer.
     is_forgotten: bool,
-}
-
-/// The queue of the calls for one set of keys. At its head, one call uses the network, or several
-/// adjacent calls that share. Calls that do not wait do not queue.
-///
-/// Calls that have only some keys in common compete on the servers. If they queued here, two of
-/// them could wait for each other: one for the head of a queue here, the other for a lock on the
-/// servers.
-#[derive(Debug)]
-struct LocalQueue {
-    calls: PlaceQueue,
-    /// For locks on one of several keys.
-    slots: SlotMemory,
-    /// When the last check began whether other clients give the semaphore more permits.
-    permits_checked_at: Option<Moment>,
 }
 
 #[derive(Debug)]
@@ -237,11 +222,7 @@ impl Shard {
         if self.queues.len() >= self.queues_max && !self.queues.contains_key(keys) {
             self.queues.retain(|_, queue| !queue.calls.is_idle());
         }
-        self.queues.entry_ref(keys).or_insert_with(|| LocalQueue {
-            calls: PlaceQueue::default(),
-            slots: SlotMemory::default(),
-            permits_checked_at: None,
-        })
+        self.queues.entry_ref(keys).or_default()
     }
 
     /// Whether a check for clients that give this semaphore more permits is due. If so, records its

@@ -13,7 +13,6 @@
 mod extension;
 mod fence_agreement;
 mod majority;
-mod moment;
 mod ownership;
 mod release;
 mod validity;
@@ -21,7 +20,6 @@ mod validity;
 pub use extension::{Extension, ExtensionVerdict};
 pub use fence_agreement::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
 pub use majority::Majority;
-pub use moment::Moment;
 pub use ownership::{LossReason, Ownership, OwnershipState};
 pub use release::{ReleaseRound, ReleaseVerdict};
-pub use validity::{Validity, drift, longest_validity};
+pub use validity::{Moment, Validity, drift, longest_validity};

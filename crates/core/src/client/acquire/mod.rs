@@ -32,7 +32,7 @@ use crate::quorum::{Acquisition, Moment, Step, Validity, Vote};
 /// [`poll`](Self::poll) until it returns `None`, and carry out each action before the next event.
 /// Then wait for a response, a wait connection, [`poll_timeout`](Self::poll_timeout), or the call's
 /// turn in the local queue. [`Action::Done`] and [`cancel`](Self::cancel) end the call. Only its
-/// releases remain, each of them a separate [`Release`] machine.
+/// releases remain, each of them a separate [`Release`](super::Release) machine.
 #[derive(Debug)]
 pub struct Acquire {
     /// The lock of the call. If it is one of several keys, all of them, the preferred one first,
