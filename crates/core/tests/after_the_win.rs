@@ -11,7 +11,7 @@ use quorlock_core::client::{
     Acquire, Action, Command, Hold, NodeError, OutgoingRequest, Release, RequestId, Response,
     limits,
 };
-use quorlock_core::quorum::{ExtensionVerdict, Moment, Ownership};
+use quorlock_core::quorum::{ExtensionVerdict, Moment, Ownership, drift};
 use quorlock_core::{ClientRule, Fence, break_rule};
 
 /// A lock that nodes 0 and 1 granted after a wait, and the unanswered WAIT on node 2.
@@ -61,11 +61,10 @@ fn renewed_lock_stands_in_front_on_the_nodes_that_miss_it() {
     shows(ClientRule::NoFrontRepair, || {
         let (mut call, mut hold, third) = won_by_two();
         assert_eq!(hold.poll_timeout(), None, "the lock is not renewed");
-        hold.renew();
+        hold.renew(start().plus(call.at));
         let at = since_win(&call, hold.poll_timeout().unwrap());
         assert_eq!(at, limits::patience(ROUND_TRIP), "grants may be on their way");
         let waits = stand_in_front(&mut call, &mut hold);
-        assert_eq!(hold.poll_timeout(), None);
         let [id] = waits[..] else { return false };
         let request = hold.handle_wait_connection(id, &call.ctx()).unwrap();
         let Command::Wait { fence, wait } = request.command else { panic!("{request:?}") };
@@ -79,11 +78,26 @@ fn renewed_lock_stands_in_front_on_the_nodes_that_miss_it() {
 }
 
 #[test]
+fn renewals_that_are_due_at_about_the_same_time_share_a_batch() {
+    let window = limits::RENEWAL_WINDOW;
+    let (mut call, mut hold, third) = won_by_two_and_renewed();
+    hold.handle_response(third, &granted_after(ms(1)), &call.ctx());
+    let due = hold.poll_timeout().unwrap();
+    assert_eq!(due.raw.as_nanos() % window.as_nanos(), 0);
+    let after = since_win(&call, due);
+    assert!(after <= TTL / 3 && after + window > TTL / 3 - drift(TTL), "{after:?}");
+    call.at += after;
+    hold.handle_timeout(&call.ctx());
+    assert!(matches!(hold.poll(), Some(Action::Send(send)) if send.id.node == 0));
+}
+
+#[test]
 fn lock_that_all_nodes_have_stands_nowhere() {
     let (mut call, mut hold, third) = won_by_two();
-    hold.renew();
+    hold.renew(start().plus(call.at));
     hold.handle_response(third, &granted_after(ms(1)), &call.ctx());
-    assert_eq!((hold.poll_timeout(), hold.coverage(&call.client.topology)), (None, 3));
+    assert_eq!(hold.coverage(&call.client.topology), 3);
+    assert!(since_win(&call, hold.poll_timeout().unwrap()) > TTL / 4, "only the renewal is due");
     // The grant arrives while the driver opens the connection.
     let (mut call, mut hold, third) = won_by_two_and_renewed();
     let [id] = stand_in_front(&mut call, &mut hold)[..] else { panic!("one connection") };
@@ -93,7 +107,7 @@ fn lock_that_all_nodes_have_stands_nowhere() {
 
 fn won_by_two_and_renewed() -> (ScriptedCall, Hold, RequestId) {
     let (call, mut hold, third) = won_by_two();
-    hold.renew();
+    hold.renew(start().plus(call.at));
     (call, hold, third)
 }
 

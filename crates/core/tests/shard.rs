@@ -1,14 +1,14 @@
-//! What the machines of a client share: local queues, requests by number, WAITs that outlive their
-//! calls, and the schedule of renewals.
+//! What the machines of a client share: local queues, requests by number, and WAITs that outlive
+//! their calls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::scripted::{Client, granted, held, ms, spec, start};
+use crate::support::scripted::{Client, granted, held, spec, start};
 use quorlock_core::client::{
-    Command, Context, Failure, Keys, Mode, NodeError, PlaceQueue, RenewalBatches, Request,
-    Response, Shard, ShardAction, Spec,
+    Command, Context, Failure, Keys, Mode, NodeError, PlaceQueue, Request, Response, Shard,
+    ShardAction, Spec,
 };
 use quorlock_core::quorum::Moment;
 
@@ -241,20 +241,4 @@ fn sharers_join_once_the_writer_before_them_gave_up() {
     assert!(queue.leave(1).is_empty());
     assert!(queue.leave(3).is_empty());
     assert!(queue.is_idle());
-}
-
-#[test]
-fn renewals_that_are_due_together_share_a_batch() {
-    let at = |after| Moment::default().plus(ms(after));
-    let mut renewals = RenewalBatches::default();
-    renewals.schedule(1, at(100), ms(20));
-    renewals.schedule(2, at(115), ms(20));
-    renewals.schedule(3, at(300), ms(20));
-    assert_eq!(renewals.next_due(), Some(at(100)));
-    assert_eq!(renewals.take_due(at(99)), [0_u64; 0]);
-    assert_eq!(renewals.take_due(at(100)), [1, 2]);
-    renewals.schedule(3, at(200), ms(20));
-    assert_eq!(renewals.next_due(), Some(at(200)), "the new time replaces the old one");
-    renewals.forget(3);
-    assert_eq!(renewals.next_due(), None);
 }

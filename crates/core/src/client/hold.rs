@@ -40,8 +40,10 @@ pub struct Hold {
     repair_rounds: u32,
     /// When to stand in line, in front, on the nodes that miss the lock; `None` once that is done.
     front_at: Option<Moment>,
-    /// Whether the driver extends the lock until it is released.
+    /// Whether the lock is extended until it is released.
     is_renewed: bool,
+    /// When the next extension of a renewed lock is due.
+    renew_at: Option<Moment>,
     round: Option<Round>,
     late: LateTimer,
     actions: VecDeque<Action>,
@@ -181,6 +183,7 @@ impl Hold {
             repair_rounds: 0,
             front_at: None,
             is_renewed: false,
+            renew_at: None,
             round: None,
             late: LateTimer::default(),
             actions: VecDeque::new(),
@@ -392,17 +395,20 @@ impl Hold {
     /// When to call [`handle_timeout`](Self::handle_timeout); `None` if nothing is due any more.
     pub fn poll_timeout(&self) -> Option<Moment> {
         let round = self.late.next(self.next_due());
-        round.into_iter().chain(self.front_at()).reduce(Moment::earlier)
+        round.into_iter().chain(self.front_at()).chain(self.renew_at).reduce(Moment::earlier)
     }
 
     fn next_due(&self) -> Option<Moment> {
         self.round.as_ref().and_then(|round| round.due).map(|(at, _)| at)
     }
 
-    /// Fails the nodes that have not answered the round in time, and repairs a lock that was just
-    /// won.
+    /// Fails the nodes that have not answered the round in time, repairs a lock that was just won,
+    /// and extends a renewed one.
     pub fn handle_timeout(&mut self, ctx: &Context<'_>) {
         self.expire_round(ctx);
+        if self.renew_at.take_if(|at| ctx.now.has_reached(*at)).is_some() {
+            self.extend(ctx);
+        }
         if self.front_at().is_some_and(|at| ctx.now.has_reached(at)) {
             self.stand_in_front(ctx);
         }
@@ -436,8 +442,7 @@ impl Hold {
             self.nodes[node].has_revoked = true;
         }
         if self.nodes[node].opening.take_if(|round| *round == id.round).is_some() {
-            self.actions.push_back(Action::Incomplete);
-            return;
+            return self.plan_renewal(ctx.now);
         }
         let straggler = self.nodes[node].straggler.filter(|it| it.round == id.round);
         if matches!(response, Response::FenceAndKey { .. }) && straggler.is_none() {
@@ -473,7 +478,7 @@ impl Hold {
             if found_missing && self.may_repair() && self.is_extensible(ctx.now) {
                 self.begin_round(ctx);
             } else if is_refusal(response) && self.nodes[node].repair.is_none() {
-                self.actions.push_back(Action::Incomplete);
+                self.plan_renewal(ctx.now);
             }
         } else if is_refusal(response) {
             // A late answer of an earlier round. What the node grants after it is late, too.
@@ -526,7 +531,7 @@ impl Hold {
         node.counts |= is_granted && in_time && !node.answered_since;
         node.answer = answer;
         if is_refused || is_granted && !node.counts {
-            self.actions.push_back(Action::Incomplete);
+            self.plan_renewal(ctx.now);
         }
     }
 
@@ -544,13 +549,21 @@ impl Hold {
 
     /// Begins the renewal of the lock. Without it, nodes that miss the lock are repaired only when
     /// it is extended.
-    pub fn renew(&mut self) {
+    pub fn renew(&mut self, now: Moment) {
         self.is_renewed = true;
+        self.plan_renewal(now);
     }
 
-    /// Whether the lock is [renewed](Self::renew).
-    pub fn is_renewed(&self) -> bool {
-        self.is_renewed
+    /// Plans the next extension, up to [`limits::RENEWAL_WINDOW`] early: locks that are due at about
+    /// the same time share a batch.
+    fn plan_renewal(&mut self, now: Moment) {
+        let after = if self.is_renewed { self.renew_in(now) } else { None };
+        self.renew_at = after.map(|after| {
+            let window = limits::RENEWAL_WINDOW.as_nanos();
+            let early = now.plus(after).raw.as_nanos() % window;
+            let early = Duration::from_nanos(u64::try_from(early).unwrap_or(0));
+            now.plus(after - early.min(after / 10))
+        });
     }
 
     /// When to stand in front; `None` if that was done, or if the lock is not
@@ -587,7 +600,7 @@ impl Hold {
             }
         }
         // Extensions may repair the nodes on which the lock cannot stand in line.
-        self.actions.push_back(Action::Incomplete);
+        self.plan_renewal(ctx.now);
     }
 
     /// Returns the WAIT to send through this connection; `None` if the lock no longer needs it.
@@ -637,7 +650,7 @@ impl Hold {
         if self.over {
             self.undo_repair(index, ctx);
         } else if is_refusal(response) {
-            self.actions.push_back(Action::Incomplete);
+            self.plan_renewal(ctx.now);
         }
     }
 
@@ -671,6 +684,7 @@ impl Hold {
             self.set_mode(Mode::Exclusive);
         }
         self.actions.push_back(Action::Decided { round: number, verdict });
+        self.plan_renewal(ctx.now);
     }
 
     /// Sends ACQUIRE to a node that misses the lock, unless an earlier one may be in flight: with
@@ -697,7 +711,7 @@ impl Hold {
     /// Begins the release. Returns the ownership before it, and the machine that releases the lock.
     pub fn release(&mut self, ctx: &Context<'_>) -> (Ownership, Release) {
         let ownership = self.ownership(ctx.now);
-        self.over = true;
+        (self.over, self.renew_at) = (true, None);
         // Of several keys, a request that is unanswered or lost may be granted any.
         let may_have_others = |node: &HeldNode| {
             let is_unanswered = node.straggler.is_some() || node.reach.connection().is_some();
@@ -722,7 +736,7 @@ impl Hold {
             Ownership::Held(left) | Ownership::Uncertain(left) => Some(left),
             Ownership::Lost(_) => None,
         };
-        self.over = true;
+        (self.over, self.renew_at) = (true, None);
         left
     }
 
@@ -731,11 +745,6 @@ impl Hold {
         for (node, answer) in self.nodes.iter_mut().zip(answers) {
             node.answer = answer;
         }
-    }
-
-    /// How early the renewal of this lock may be, to share a batch with others.
-    pub fn renewal_window(&self) -> Duration {
-        limits::renewal_window(self.spec.ttl)
     }
 }
 

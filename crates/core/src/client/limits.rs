@@ -63,8 +63,8 @@ pub const COMPARE_PERMITS_AFTER: Duration = Duration::from_millis(1200);
 pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
 /// Idle keys whose contention is remembered.
 pub const LOCAL_QUEUES_MAX: usize = 1024;
-const RENEWAL_WINDOW: Duration = Duration::from_millis(20);
-const RENEWAL_WINDOWS_PER_TTL: u32 = 50;
+/// Renewals that are due within this time share a batch, unless they are due soon.
+pub const RENEWAL_WINDOW: Duration = Duration::from_millis(20);
 
 /// The estimated round trip (rt) before a node has answered.
 pub const ROUND_TRIP_UNKNOWN: Duration = Duration::from_millis(1);
@@ -141,9 +141,4 @@ pub fn rejoin_pause(round_trip: Duration) -> Duration {
 /// How long a call that does not wait stands in line.
 pub fn tie(round_trip: Duration) -> Duration {
     TIE.of(round_trip)
-}
-
-/// Renewals that are due within this time share a batch; at most ttl/50.
-pub fn renewal_window(ttl: Ttl) -> Duration {
-    RENEWAL_WINDOW.min(ttl.duration() / RENEWAL_WINDOWS_PER_TTL)
 }

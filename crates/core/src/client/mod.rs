@@ -17,7 +17,6 @@
 //! - [`summarize`]: merges the answers of the nodes about a key into a [`LockState`].
 //! - [`Listing`]: the locks that the nodes list, merged by key.
 //! - [`Revocation`]: revokes a lock on all nodes.
-//! - [`RenewalBatches`]: the schedule of extensions, each due after [`Hold::renew_in`].
 //! - [`ClientState`]: the state that all locks of a client share. [`RoundTrips`]: the smoothed
 //!   round trip of each node. [`FenceProposals`]: which fence to propose.
 //! - [`Topology`]: the connection of each node, and whether the node may vote now.
@@ -44,7 +43,6 @@ mod node_error;
 mod node_url;
 mod reach;
 mod release;
-mod renewal_batches;
 mod request;
 mod revocation;
 mod round_trips;
@@ -68,14 +66,13 @@ pub use local_queue::{CalledNumbers, PlaceQueue, SlotMemory};
 pub use node_error::{Answer, NodeError};
 pub use node_url::{redact_url, unsupported_scheme};
 pub use release::Release;
-pub use renewal_batches::RenewalBatches;
 pub use request::{Action, Command, Delivery, OutgoingRequest, Request, RequestId, Response};
 pub use revocation::{
     NodeRevocation, Revocation, RevocationState, RevokeCommand, RevokeMode, RevokeReply,
     RevokeRequest,
 };
 pub use round_trips::RoundTrips;
-pub use shard::{RENEWALS, Shard, ShardAction};
+pub use shard::{Shard, ShardAction};
 pub use spec::{InvalidSpec, Spec};
 pub use token::Token;
 

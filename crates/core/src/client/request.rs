@@ -85,8 +85,7 @@ pub enum Action {
     },
     /// The call has ended.
     Done(Outcome),
-    /// A round of extensions was decided. [`Hold::renew_in`](super::Hold::renew_in) says when the
-    /// next is due.
+    /// A round of extensions was decided.
     Decided {
         /// The number of the round. Its verdict also answers the calls that wait for an earlier
         /// round, which this round replaced.
@@ -96,9 +95,6 @@ pub enum Action {
     },
     /// A repair has ended. The value says whether the node has the lock again.
     Repaired(bool),
-    /// A node misses the lock. [`Hold::renew_in`](super::Hold::renew_in) says when the next round
-    /// is due.
-    Incomplete,
 }
 
 /// A request to send through one of the client's shared connections. If the connection is closed,

@@ -11,16 +11,15 @@ use smallvec::SmallVec;
 use super::local_queue::LocalQueue;
 use super::{
     Acquire, Action, Answer, Context, Failure, Hold, Keys, NodeError, Outcome, OutgoingRequest,
-    Release, RenewalBatches, Request, RequestId, Response, Spec, Token, limits,
+    Release, Request, RequestId, Response, Spec, Token, limits,
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{ExtensionVerdict, Moment, Ownership};
 
-/// The machines of a client for some of its keys, and what they share: the queues of its own calls
-/// and the schedule of renewals.
+/// The machines of a client for some of its keys, and the queues of its own calls.
 ///
-/// A call, the lock that it acquires, and a release have a number each; a lock keeps that of its
-/// call. After each event, carry out what [`poll`](Self::poll) returns, in this order, before the
+/// A call, the lock that it acquires, and a release have a number each, above zero; a lock keeps
+/// that of its call. After each event, carry out what [`poll`](Self::poll) returns, in this order, before the
 /// next event. Pass each response with the number of its request, once: the shard knows whose it
 /// is. Keep the order of the responses of one connection.
 #[derive(Debug)]
@@ -31,13 +30,8 @@ pub struct Shard {
     last_request: u64,
     queues: HashMap<Keys, LocalQueue, FixedState>,
     queues_max: usize,
-    renewals: RenewalBatches,
     actions: VecDeque<ShardAction>,
 }
-
-/// The number under which a shard asks for the timer of all its renewals. Its machines have larger
-/// numbers, and a driver may use smaller ones for itself.
-pub const RENEWALS: u64 = 1;
 
 #[derive(Debug)]
 struct Entry {
@@ -171,12 +165,11 @@ impl Shard {
     pub fn new(queues_max: usize) -> Self {
         Self {
             machines: HashMap::default(),
-            last_machine: RENEWALS,
+            last_machine: 0,
             requests: HashMap::default(),
             last_request: 0,
             queues: HashMap::default(),
             queues_max,
-            renewals: RenewalBatches::default(),
             actions: VecDeque::new(),
         }
     }
@@ -279,9 +272,6 @@ impl Shard {
 
     /// Handles everything that a machine has to do at the context's time.
     pub fn handle_timeout(&mut self, machine: u64, ctx: &mut Context<'_>) {
-        if machine == RENEWALS {
-            return self.renew_due(ctx);
-        }
         if let Some(call) = self.call_mut(machine).filter(|call| call.acquire.is_queued()) {
             if call.has_turn {
                 return self.begin(machine, ctx);
@@ -378,12 +368,10 @@ impl Shard {
                 Action::Decided { round, verdict } => {
                     let extended = ShardAction::Extended { lock: number, round, verdict };
                     self.actions.push_back(extended);
-                    self.schedule_renewal(number, ctx.now);
                 }
                 Action::Repaired(is_held) => {
                     self.actions.push_back(ShardAction::Repaired(is_held));
                 }
-                Action::Incomplete => self.schedule_renewal(number, ctx.now),
             }
         }
         if let Some(release) = self.release_of(number) {
@@ -409,7 +397,7 @@ impl Shard {
         match outcome {
             Outcome::Acquired(mut hold) => {
                 if is_renewed {
-                    hold.renew();
+                    hold.renew(ctx.now);
                 }
                 let lock = Lock { hold: *hold, is_forgotten: false };
                 entry.machine = Machine::Lock(Box::new(lock));
@@ -417,7 +405,6 @@ impl Shard {
                     self.queue(spec.name()).slots.acquired(slot);
                 }
                 self.actions.push_back(ShardAction::Acquired { call: number, attempts });
-                self.schedule_renewal(number, ctx.now);
                 self.drive(number, ctx);
             }
             Outcome::Failed(failure) => {
@@ -475,36 +462,11 @@ impl Shard {
         match self.machines.get_mut(&number).map(|entry| &mut entry.machine) {
             Some(Machine::Call(call)) => call.is_renewed = true,
             Some(Machine::Lock(lock)) => {
-                lock.hold.renew();
-                self.schedule_renewal(number, ctx.now);
+                lock.hold.renew(ctx.now);
                 self.set_timer(number);
             }
             Some(Machine::Release(_)) | None => {}
         }
-    }
-
-    fn schedule_renewal(&mut self, number: u64, now: Moment) {
-        let Some(lock) = self.lock_mut(number).filter(|lock| lock.hold.is_renewed()) else {
-            return;
-        };
-        let (after, window) = (lock.hold.renew_in(now), lock.hold.renewal_window());
-        match after {
-            Some(after) => self.renewals.schedule(number, now.plus(after), window),
-            None => self.renewals.forget(number),
-        }
-        let next = self.renewals.next_due();
-        self.actions.push_back(ShardAction::Timer(RENEWALS, next));
-    }
-
-    fn renew_due(&mut self, ctx: &mut Context<'_>) {
-        for number in self.renewals.take_due(ctx.now) {
-            if let Some(lock) = self.lock_mut(number) {
-                lock.hold.extend(ctx);
-                self.drive(number, ctx);
-            }
-        }
-        let next = self.renewals.next_due();
-        self.actions.push_back(ShardAction::Timer(RENEWALS, next));
     }
 
     /// Begins a round of extensions. Returns the number of the round that answers; `None` if the
@@ -553,7 +515,6 @@ impl Shard {
     }
 
     fn end_lock(&mut self, number: u64, ctx: &mut Context<'_>) -> Option<(Ownership, u64)> {
-        self.renewals.forget(number);
         let lock = self.lock_mut(number)?;
         let (ownership, release) = lock.hold.release(ctx);
         let spec = Arc::clone(lock.hold.spec());
@@ -568,7 +529,6 @@ impl Shard {
     /// Gives a lock up for another process to attach. Returns its token, and the validity that is
     /// left; `None` if the lock is lost.
     pub fn detach(&mut self, lock: u64, ctx: &mut Context<'_>) -> Option<(Token, Duration)> {
-        self.renewals.forget(lock);
         let hold = &mut self.lock_mut(lock)?.hold;
         let left = hold.detach(ctx.now);
         let token = hold.token();

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use quorlock_core::Ttl;
 use quorlock_core::client::{
-    ClientState, Command, Context, Hello, Keys, LinkAction, Links, NodeError, Places, RENEWALS,
-    Random, Request, Response, Shard, Spec, Token, Topology, limits,
+    ClientState, Command, Context, Hello, Keys, LinkAction, Links, NodeError, Places, Random,
+    Request, Response, Shard, Spec, Token, Topology, limits,
 };
 use quorlock_core::node_set::SetReport;
 use quorlock_core::quorum::{Majority, Moment};
@@ -33,7 +33,7 @@ pub(super) struct Process {
     pub(super) shared: Shared,
     links: Links,
     shard: Shard,
-    /// The timers of the links, the renewals, the state machines, and the connections.
+    /// The timers of the links, the state machines, and the connections.
     timers: BTreeMap<u64, Ns>,
     /// When the timer of a machine last fired, and how often it has fired again at that time.
     spins: BTreeMap<u64, (Ns, u32)>,
@@ -392,7 +392,7 @@ impl Process {
         let (at, spins) = self.spins.entry(timer).or_default();
         *spins = if *at == world.now { *spins + 1 } else { 0 };
         *at = world.now;
-        let is_spinning = *spins > 20 && timer != RENEWALS;
+        let is_spinning = *spins > 20;
         if is_spinning {
             let what = format!("{:?}", self.shard);
             world.violate(format!("the timer of p{}'s machine {timer} spins: {what}", self.index));
