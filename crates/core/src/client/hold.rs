@@ -617,7 +617,8 @@ impl Hold {
             Some(Straggler { round: id.round, kind: StragglerKind::Wait { key: Some(0) } });
         node.incarnation = ctx.topology.incarnation(id.node);
         node.reach.send_wait(id.round);
-        let wait = limits::bounded_node_timeout(limits::WAIT_SLICE, self.spec.ttl);
+        let slice = limits::bounded_node_timeout(limits::WAIT_SLICE, self.spec.ttl);
+        let wait = slice.max(limits::WAIT_MIN);
         let command = Command::Wait { fence: Fence::ZERO, wait };
         Some(Request { token: self.token, command })
     }

@@ -36,6 +36,8 @@ pub const PAUSE_MIN: Duration = Duration::from_millis(10);
 pub const PAUSE_MAX: Duration = Duration::from_millis(250);
 /// The pause before connecting again after a permanent error.
 pub const PAUSE_PERMANENT: Duration = Duration::from_secs(2);
+/// The longest pause before a RELEASE is repeated.
+pub const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long a RELEASE that may have overtaken its ACQUIRE is repeated, at most the ttl. For this
 /// long, a network may still deliver a request of a lost connection.
 pub const RELEASE_OVERTAKES: Duration = Duration::from_secs(30);
