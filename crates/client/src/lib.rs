@@ -141,6 +141,7 @@ mod api;
 pub mod blocking;
 mod clock;
 mod driver;
+mod random;
 mod telemetry;
 mod transport;
 

@@ -75,7 +75,10 @@ async fn run(
 impl Drop for Calling<'_> {
     fn drop(&mut self) {
         if !self.is_over {
-            self.shards.with_shard(self.index, |state, ctx| state.cancel(self.number, ctx));
+            self.shards.with_shard(self.index, |state, ctx| {
+                state.callers.calls.remove(&self.number);
+                state.machines.cancel(self.number, ctx);
+            });
         }
     }
 }

@@ -278,7 +278,10 @@ impl LockInner {
 
 impl Drop for LockInner {
     fn drop(&mut self) {
-        self.shards.with_state(self.index, |state| state.forget(self.number));
+        self.shards.with_state(self.index, |state| {
+            state.locks.remove(&self.number);
+            state.machines.forget(self.number);
+        });
     }
 }
 

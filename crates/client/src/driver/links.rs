@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use quorlock_core::client::{
-    ClientState, Hello, LinkAction, LinkHealth, Links, NodeError, Notice, Random, Topology, limits,
+    ClientState, Hello, LinkAction, LinkHealth, Links, NodeError, Notice, Topology, limits,
 };
 use quorlock_core::quorum::Moment;
 use tokio::sync::{mpsc, watch};
@@ -13,6 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::timers::sleep_until;
 use crate::clock;
+use crate::random::SystemRandom;
 use crate::transport::{Connection, Endpoint, WaitConnectionPool, open};
 
 pub(crate) struct NodeInfo {
@@ -39,21 +40,6 @@ pub(crate) struct OpenConnection {
     /// Until when a replaced connection is kept for its requests in flight; `None` for the present
     /// one.
     until: Option<Moment>,
-}
-
-/// Random numbers: from the operating system for tokens, and from a fast generator for pauses.
-pub(super) struct SystemRandom;
-
-impl Random for SystemRandom {
-    fn bits(&mut self) -> Option<u128> {
-        let mut bits = [0; 16];
-        getrandom::fill(&mut bits).ok()?;
-        Some(u128::from_ne_bytes(bits))
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        fastrand::u64(..end)
-    }
 }
 
 /// An event of a connection. `Suspicion`: the node has left a request unanswered.

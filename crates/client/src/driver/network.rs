@@ -11,7 +11,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::links::{LinkEvent, NodeInfo, Supervisor, SystemRandom, View};
+use super::links::{LinkEvent, NodeInfo, Supervisor, View};
+use crate::random::SystemRandom;
 use crate::transport::Connection;
 use crate::{NodeAnswer, NodeAnswers, clock};
 

@@ -1,16 +1,16 @@
 //! The driver of the calls, locks and releases of a client.
 //!
 //! Each shard of the client has a mutex, under which its requests are sent: a later RELEASE of the
-//! same lock cannot overtake them. Responses go into an inbox, because a request may fail at once,
-//! under the mutex. A thread that puts one there, or unlocks the mutex, passes them on.
+//! same lock cannot overtake them. A response takes the mutex too, so nothing may respond under it.
 
+use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, RandomState};
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Answer, Context, Failure, Keys, Request, Response, Shard, ShardAction, Spec, limits,
+    Answer, Context, Failure, Keys, NodeError, Request, Response, Shard, ShardAction, Spec, limits,
 };
 use quorlock_core::quorum::{ExtensionVerdict, Moment, ReleaseVerdict};
 use tokio::sync::{Notify, oneshot};
@@ -48,7 +48,6 @@ pub(crate) struct Shards {
 /// One shard of a client.
 struct ShardDriver {
     state: Mutex<State>,
-    inbox: Mutex<Vec<(u64, Response)>>,
     /// Wakes the task that fires the timers.
     wake: Arc<Notify>,
 }
@@ -84,10 +83,7 @@ pub(crate) struct Callers {
 }
 
 /// Until a release is over, the client's connections stay open, and `flush` waits for it.
-struct OpenRelease {
-    _shards: Arc<Shards>,
-    _tracked: TaskTrackerToken,
-}
+type OpenRelease = (Arc<Shards>, TaskTrackerToken);
 
 /// What callers learn once the mutex is unlocked: to wake a task may take locks of an executor.
 enum News {
@@ -116,11 +112,7 @@ impl ShardDriver {
             last_built: None,
             is_closed: false,
         };
-        Self { state: Mutex::new(state), inbox: Mutex::default(), wake: Arc::default() }
-    }
-
-    fn inbox(&self) -> MutexGuard<'_, Vec<(u64, Response)>> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { state: Mutex::new(state), wake: Arc::default() }
     }
 }
 
@@ -145,17 +137,8 @@ impl Shards {
         usize::try_from(hash % SHARDS as u64).unwrap_or_default()
     }
 
-    /// Locks a shard. Afterwards, handles the responses that arrived meanwhile.
-    pub(crate) fn with_state<T>(
-        self: &Arc<Self>,
-        index: usize,
-        call: impl FnOnce(&mut State) -> T,
-    ) -> T {
-        let mut state = self.drivers[index].state.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = call(&mut state);
-        drop(state);
-        self.deliver(index, None);
-        result
+    pub(crate) fn with_state<T>(&self, index: usize, call: impl FnOnce(&mut State) -> T) -> T {
+        call(&mut self.drivers[index].state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Passes an event to a shard, and carries out the actions that follow.
@@ -174,42 +157,13 @@ impl Shards {
         result
     }
 
-    /// Passes the responses in the inbox to the shard, and then this one, unless another thread has
-    /// the mutex: that one looks into the inbox after it has unlocked the mutex.
-    fn deliver(self: &Arc<Self>, index: usize, mut response: Option<(u64, Response)>) {
-        let shard = &self.drivers[index];
-        while response.is_some() || !shard.inbox().is_empty() {
-            let mut state = match shard.state.try_lock() {
-                Ok(state) => state,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => match response.take() {
-                    Some(response) => {
-                        // The mutex may be free by now, so this tries it once more.
-                        shard.inbox().push(response);
-                        continue;
-                    }
-                    None => return,
-                },
-            };
-            let arrived = mem::take(&mut *shard.inbox());
-            let mut news = Vec::new();
-            for (number, response) in arrived.into_iter().chain(response.take()) {
-                let now = self.network.with_context(|ctx| {
-                    state.machines.handle_response(number, &response, ctx);
-                    ctx.now
-                });
-                state.act(self, index, now, &mut news);
-            }
-            drop(state);
-            tell(news);
-        }
-    }
-
     /// Gets a connection for a WAIT, and sends the WAIT if a machine still needs it.
     fn begin_wait(self: &Arc<Self>, index: usize, number: u64, node: usize) -> AbortHandle {
         let pool = Arc::clone(&self.network.nodes[node].wait_connections);
-        let (client, ticket) = (Arc::downgrade(self), self.ticket(index, number));
+        let client = Arc::downgrade(self);
         let waiting = self.network.runtime.spawn(async move {
+            // Made here, because a runtime that has ended drops this future at once.
+            let ticket = Ticket::new(client.clone(), index, number);
             let connection = pool.checkout().await;
             let wait = client.upgrade().and_then(|shards| {
                 shards.with_shard(index, |state, ctx| {
@@ -228,16 +182,13 @@ impl Shards {
         });
         waiting.abort_handle()
     }
-
-    fn ticket(self: &Arc<Self>, index: usize, number: u64) -> Ticket {
-        let inbox: Weak<Self> = Arc::downgrade(self);
-        Ticket::new(inbox, index, number)
-    }
 }
 
 impl Inbox for Shards {
     fn put(self: Arc<Self>, shard: usize, number: u64, response: Response) {
-        self.deliver(shard, Some((number, response)));
+        self.with_shard(shard, |state, ctx| {
+            state.machines.handle_response(number, &response, ctx);
+        });
     }
 }
 
@@ -298,28 +249,29 @@ impl Drop for Shards {
 }
 
 impl State {
-    /// Ends a call that its caller does not await any more.
-    pub(crate) fn cancel(&mut self, call: u64, ctx: &mut Context<'_>) {
-        self.callers.calls.remove(&call);
-        self.machines.cancel(call, ctx);
-    }
-
-    /// Forgets a lock that has no handle any more.
-    pub(crate) fn forget(&mut self, lock: u64) {
-        self.locks.remove(&lock);
-        self.machines.forget(lock);
-    }
-
     /// Carries out all actions of the machines.
     fn act(&mut self, shards: &Arc<Shards>, index: usize, now: Moment, news: &mut Vec<News>) {
-        while let Some(action) = self.machines.poll() {
+        let mut failed = VecDeque::new();
+        loop {
+            let Some(action) = self.machines.poll() else {
+                let Some((number, error)) = failed.pop_front() else { break };
+                let response = Response::Failed(error);
+                shards.network.with_context(|ctx| {
+                    self.machines.handle_response(number, &response, ctx);
+                });
+                continue;
+            };
             match action {
                 ShardAction::Send { number, node, connection, request, spec, .. } => {
                     let outgoing = self.encode(request, spec);
-                    let ticket = shards.ticket(index, number);
-                    if let Some(connection) = shards.network.connection(node, connection) {
-                        connection.ask(outgoing, ticket);
-                    }
+                    let sent = match shards.network.connection(node, connection) {
+                        Some(connection) => connection.ask(outgoing, || {
+                            let inbox: Weak<Shards> = Arc::downgrade(shards);
+                            Ticket::new(inbox, index, number)
+                        }),
+                        None => Err(NodeError::connection_lost()),
+                    };
+                    failed.extend(sent.err().map(|error| (number, error)));
                 }
                 ShardAction::Wait { number, node } => {
                     self.opening.insert(number, shards.begin_wait(index, number, node));
@@ -351,8 +303,7 @@ impl State {
                 }
                 ShardAction::Repaired(granted) => telemetry::repaired(granted),
                 ShardAction::Releases { release, .. } => {
-                    let (_shards, _tracked) = (Arc::clone(shards), shards.tasks.token());
-                    let open = OpenRelease { _shards, _tracked };
+                    let open = (Arc::clone(shards), shards.tasks.token());
                     self.callers.open_releases.insert(release, open);
                 }
                 ShardAction::Released(number) => {

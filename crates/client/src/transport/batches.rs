@@ -61,24 +61,23 @@ impl Batches {
         Self { queue, _task: AbortOnDropHandle::new(task) }
     }
 
-    /// Adds a request behind all earlier ones. Needs no runtime.
-    pub(super) fn add(&self, request: QueuedRequest) {
+    /// Adds a request behind all earlier ones, unless it fails at once. Needs no runtime.
+    pub(super) fn add(&self, request: impl FnOnce() -> QueuedRequest) -> Result<(), NodeError> {
         let mut state = self.queue.state();
         if state.closed {
-            drop(state);
-            return request.fail(&NodeError::connection_lost());
+            return Err(NodeError::connection_lost());
         }
         if state.unanswered >= UNANSWERED_MAX {
-            drop(state);
             let reason = format!("{UNANSWERED_MAX} requests have no reply yet");
-            return request.fail(&NodeError::Down { reason });
+            return Err(NodeError::Down { reason });
         }
         state.unanswered += 1;
-        state.waiting.push(request);
+        state.waiting.push(request());
         if state.waiting.len() == 1 {
             drop(state);
             self.queue.added.notify_one();
         }
+        Ok(())
     }
 }
 
@@ -257,7 +256,9 @@ mod tests {
         let (sender, response) = oneshot::channel();
         let inbox = Arc::new(Asker(Mutex::new(Some(sender))));
         let weak: Weak<Asker> = Arc::downgrade(&inbox);
-        connection.ask(outgoing, Ticket::new(weak, 0, 0));
+        if let Err(error) = connection.ask(outgoing, || Ticket::new(weak, 0, 0)) {
+            Arc::clone(&inbox).put(0, 0, Response::Failed(error));
+        }
         Asked { response, _inbox: inbox }
     }
 

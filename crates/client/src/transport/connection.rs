@@ -142,8 +142,13 @@ fn connect_error(error: &RedisError) -> NodeError {
 }
 
 impl Connection {
-    pub(crate) fn ask(&self, outgoing: Outgoing, ticket: Ticket) {
-        self.batches.add(QueuedRequest::ForLock { outgoing, ticket });
+    /// Sends a request, unless it fails at once.
+    pub(crate) fn ask(
+        &self,
+        outgoing: Outgoing,
+        ticket: impl FnOnce() -> Ticket,
+    ) -> Result<(), NodeError> {
+        self.batches.add(|| QueuedRequest::ForLock { outgoing, ticket: ticket() })
     }
 
     /// Returns whether the node replied to a PING without an error.
@@ -156,7 +161,7 @@ impl Connection {
 
     pub(super) async fn ask_all(&self, commands: Pipeline) -> Result<Vec<Value>, NodeError> {
         let (reply, replied) = oneshot::channel();
-        self.batches.add(QueuedRequest::Several { commands, reply });
+        self.batches.add(|| QueuedRequest::Several { commands, reply })?;
         replied.await.unwrap_or_else(|_| Err(NodeError::connection_lost()))
     }
 }
