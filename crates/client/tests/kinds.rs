@@ -1,6 +1,7 @@
 //! One path for each kind of lock: of one key, of several keys, shared, of a semaphore, of any key,
 //! and detached, which another process attaches.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use crate::common::{
@@ -252,6 +253,7 @@ async fn detached_lock_is_attached_from_its_text_and_is_never_free() {
     wait_until_all_hold(&nodes, "orders/42").await;
     let text = lock.detach().to_secret_text();
     assert!(watch.ended().await.is_none(), "no loss is reported");
+    assert!(futures_util::poll!(pin!(watch.lost())).is_pending());
     assert!(watch.ownership().is_lost());
     assert_refused(&giver.lock("orders/42").try_acquire().await);
 

@@ -7,8 +7,8 @@ use crate::common::{
     wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{
-    Answer, AttachError, ExtendError, InspectError, LeaseInfo, LockMode, LockState, LostError,
-    NodeError, NodeRevocation, Ownership, RevocationState, RevokeError, ScanError,
+    Answer, ExtendError, InspectError, LeaseInfo, LockMode, LockState, LostError, NodeError,
+    NodeRevocation, Ownership, RevocationState, RevokeError, ScanError,
 };
 use quorlock_testkit::{Direction, Proxy, eventually, eventually_async};
 use tokio::time::timeout;
@@ -54,18 +54,6 @@ async fn revoked_lock_lasts_until_its_deadline_and_not_longer() {
     timeout(PATIENCE, revocation.ended()).await.expect("the lock is over by its deadline");
     assert_eq!(revocation.report().state, RevocationState::Over);
     operator.lock("k").acquire().await.unwrap().release().await.unwrap();
-}
-
-#[tokio::test]
-async fn revoked_lock_is_not_attached() {
-    let (nodes, quorum) = quorum(3).await;
-    let lock = quorum.lock("k").ttl(LONG).acquire().await.unwrap();
-    wait_until_all_hold(&nodes, "k").await;
-    let detached = lock.detach();
-    let _revocation = quorum.revoke("k").await.unwrap();
-    let error = quorum.attach(detached).await.unwrap_err();
-    let AttachError::NoQuorum { nodes } = &error else { panic!("{error}") };
-    assert!(nodes.failed().any(|(_, error)| matches!(error, NodeError::Revoked { .. })), "{nodes}");
 }
 
 #[test]

@@ -5,39 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::common::{
-    PATIENCE, assert_refused, calls, connect, net, quorum, wait_until_all_hold, wait_until_free,
-};
-use quorlock_client::{LockWatch, LostError, Ownership, Released, RunError};
+use crate::common::{PATIENCE, calls, connect, net, quorum, wait_until_all_hold};
+use quorlock_client::{LockWatch, LostError, Ownership, RunError};
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::Instant;
 
 /// A ttl that is long enough for a busy machine.
 const TTL: Duration = Duration::from_secs(2);
 
 fn extends(node: &Server) -> u64 {
     calls(node, "lock.extend")
-}
-
-#[tokio::test]
-async fn renewed_lock_outlives_its_ttl_many_times() {
-    let (nodes, quorum) = quorum(3).await;
-    let mut lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
-    lock.renew();
-    let started = Instant::now();
-    while started.elapsed() < TTL * 4 {
-        assert!(matches!(lock.ownership(), Ownership::Held(_)), "{lock:?}");
-        assert_refused(&quorum.lock("k").try_acquire().await);
-        sleep(Duration::from_millis(20)).await;
-    }
-    let extends = extends(&nodes[0]);
-    assert!(
-        (8..=40).contains(&extends),
-        "{extends} extensions in four ttls; one in each third of a ttl makes 12"
-    );
-    assert_eq!(lock.release().await.unwrap(), Released::Released);
-    wait_until_free(&nodes, "k").await;
 }
 
 #[tokio::test]
@@ -89,27 +67,6 @@ async fn loss_drops_the_work_and_is_known_before_another_client_acquires() {
 }
 
 #[tokio::test]
-async fn dropped_run_drops_the_work_and_releases_the_lock() {
-    let (nodes, quorum) = quorum(3).await;
-    let in_use = Arc::new(());
-    let users = Arc::downgrade(&in_use);
-    let (start, started) = oneshot::channel();
-    let builder = quorum.lock("k");
-    let running = tokio::spawn(async move {
-        let work = async move |_| {
-            start.send(()).unwrap();
-            std::future::pending::<()>().await;
-            drop(in_use);
-        };
-        builder.run(work).await
-    });
-    started.await.unwrap();
-    running.abort();
-    wait_until_free(&nodes, "k").await;
-    assert_eq!(users.strong_count(), 0, "the work is dropped");
-}
-
-#[tokio::test]
 async fn work_is_not_polled_after_the_loss_of_the_lock() {
     let (_nodes, quorum) = quorum(3).await;
     let late = Arc::new(AtomicUsize::new(0));
@@ -153,23 +110,4 @@ async fn loss_is_reported_at_the_deadline_and_not_before() {
         net.heal();
     }
     assert!(least_late_by < Duration::from_millis(10), "{least_late_by:?} after the deadline");
-}
-
-#[tokio::test]
-async fn dropped_lock_reports_no_loss() {
-    let (_nodes, quorum) = quorum(3).await;
-    let lock = quorum.lock("k").acquire().await.unwrap();
-    let watch = lock.watch();
-    let lost = tokio::spawn({
-        let watch = watch.clone();
-        async move { watch.lost().await }
-    });
-    // The task waits for the loss.
-    tokio::task::yield_now().await;
-    drop(lock);
-    assert!(timeout(PATIENCE, watch.ended()).await.unwrap().is_none());
-    assert!(watch.ownership().is_lost(), "the lock is not held any more");
-    tokio::task::yield_now().await;
-    assert!(!lost.is_finished());
-    lost.abort();
 }

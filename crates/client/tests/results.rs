@@ -5,17 +5,14 @@ use std::pin::pin;
 use std::time::Duration;
 
 use crate::common::{
-    PATIENCE, calls, connect, exists, first_failure, info, net, quorum, set_user,
-    wait_until_all_hold, wait_until_free,
+    PATIENCE, calls, connect, exists, first_failure, net, quorum, set_user, wait_until_all_hold,
+    wait_until_free,
 };
-use futures_util::future::join_all;
 use futures_util::poll;
-use quorlock_client::{
-    AcquireError, ExtendError, NodeError, Ownership, Quorum, ReleaseError, Released,
-};
+use quorlock_client::{AcquireError, ExtendError, NodeError, Ownership, Quorum, ReleaseError};
 use quorlock_testkit::{Direction, Nodes, Server, eventually, eventually_async};
 use tokio::runtime::{Builder, Runtime};
-use tokio::task::{JoinSet, yield_now};
+use tokio::task::yield_now;
 use tokio::time::Instant;
 
 /// Asserts that a call with a long wait fails at once. Returns its first failure.
@@ -73,37 +70,6 @@ async fn dropped_lock_is_released_everywhere_within_100_ms() {
         fastest = fastest.min(dropped.elapsed());
     }
     assert!(fastest < Duration::from_millis(100), "took {fastest:?}");
-}
-
-/// If the send queue of a connection were full, a RELEASE could overtake its own ACQUIRE.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_of_many_concurrent_tasks_are_released_on_every_node() {
-    let (nodes, quorum) = quorum(3).await;
-    let acquire_and_release = |task| {
-        let quorum = quorum.clone();
-        async move {
-            for _ in 0..50 {
-                let builder = quorum.lock(format!("k{task}")).ttl(Duration::from_secs(60));
-                let lock = builder.acquire().await.unwrap();
-                assert_eq!(lock.release().await.unwrap(), Released::Released);
-            }
-        }
-    };
-    // First each caller has its own task, and then all callers share one.
-    (0..200).map(acquire_and_release).collect::<JoinSet<_>>().join_all().await;
-    join_all((0..200).map(acquire_and_release)).await;
-    eventually_async(PATIENCE, "no key is left on any node", async || {
-        nodes.iter().all(|node| keys(node) == 0)
-    })
-    .await;
-    for node in &nodes {
-        let refusals: u64 = info(node, "lock_refusals");
-        assert_eq!(refusals, 0, "a task found its previous lock still held");
-    }
-}
-
-fn keys(node: &Server) -> usize {
-    redis::cmd("DBSIZE").query(&mut node.connection()).unwrap()
 }
 
 #[tokio::test]
