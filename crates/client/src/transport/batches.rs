@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use ::redis::aio::MultiplexedConnection;
-use ::redis::{Pipeline, RedisError, Value};
+use ::redis::{Cmd, Pipeline, RedisError, Value};
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
 use futures_util::stream::{FuturesOrdered, StreamExt as _};
 use quorlock_core::client::{NodeError, Response};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio::task::unconstrained;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::command::{Outgoing, add, read_error};
+use super::command::{Outgoing, read_error};
 use super::ticket::Ticket;
 
 /// The limit for one connection, in requests.
@@ -45,9 +45,9 @@ struct State {
 }
 
 /// A request, and the place for its response.
-pub(super) enum QueuedRequest {
-    ForLock { outgoing: Outgoing, ticket: Ticket },
-    Several { commands: Pipeline, reply: oneshot::Sender<Result<Vec<Value>, NodeError>> },
+struct QueuedRequest {
+    outgoing: Outgoing,
+    ticket: Ticket,
 }
 
 /// A batch, and the replies to its commands.
@@ -62,7 +62,11 @@ impl Batches {
     }
 
     /// Adds a request behind all earlier ones, unless it fails at once. Needs no runtime.
-    pub(super) fn add(&self, request: impl FnOnce() -> QueuedRequest) -> Result<(), NodeError> {
+    pub(super) fn add(
+        &self,
+        outgoing: Outgoing,
+        ticket: impl FnOnce() -> Ticket,
+    ) -> Result<(), NodeError> {
         let mut state = self.queue.state();
         if state.closed {
             return Err(NodeError::connection_lost());
@@ -72,7 +76,7 @@ impl Batches {
             return Err(NodeError::Down { reason });
         }
         state.unanswered += 1;
-        state.waiting.push(request());
+        state.waiting.push(QueuedRequest { outgoing, ticket: ticket() });
         if state.waiting.len() == 1 {
             drop(state);
             self.queue.added.notify_one();
@@ -147,67 +151,31 @@ async fn run_others() {
 /// Sends a batch at the first poll. Returns it with its replies.
 async fn send(mut wire: MultiplexedConnection, batch: Vec<QueuedRequest>) -> Answered {
     // A single command is sent without a copy.
-    if let [QueuedRequest::ForLock { outgoing: Outgoing { packet: command, .. }, .. }] = &batch[..]
-    {
-        let reply = wire.send_packed_command(command).await.map(|reply| vec![reply]);
-        return (batch, reply);
+    if let [request] = &batch[..] {
+        let reply = wire.send_packed_command(&request.outgoing.packet).await;
+        return (batch, reply.map(|reply| vec![reply]));
     }
     let mut pipeline = Pipeline::with_capacity(batch.len());
     for request in &batch {
-        request.add_to(&mut pipeline);
+        pipeline.add_command(Cmd::clone(&request.outgoing.packet));
     }
-    let commands = pipeline.len();
-    let replies = wire.send_packed_commands(&pipeline, 0, commands).await;
+    let replies = wire.send_packed_commands(&pipeline, 0, batch.len()).await;
     (batch, replies)
 }
 
 fn finish(batch: Vec<QueuedRequest>, replies: Result<Vec<Value>, RedisError>) {
-    let commands: usize = batch.iter().map(QueuedRequest::len).sum();
     let error = match replies {
-        Ok(replies) if replies.len() == commands => {
-            let mut replies = replies.into_iter();
-            return batch.into_iter().for_each(|request| request.answer(&mut replies));
+        Ok(replies) if replies.len() == batch.len() => {
+            for (QueuedRequest { outgoing, ticket }, reply) in batch.into_iter().zip(replies) {
+                ticket.answer(outgoing.read(Ok(reply)));
+            }
+            return;
         }
         Ok(_) => NodeError::UnexpectedReply,
         Err(error) => read_error(&error),
     };
     for request in batch {
-        request.fail(&error);
-    }
-}
-
-impl QueuedRequest {
-    /// The number of commands, and so of replies.
-    fn len(&self) -> usize {
-        match self {
-            Self::ForLock { .. } => 1,
-            Self::Several { commands, .. } => commands.len(),
-        }
-    }
-
-    fn add_to(&self, pipeline: &mut Pipeline) {
-        match self {
-            Self::ForLock { outgoing, .. } => outgoing.add_to(pipeline),
-            Self::Several { commands, .. } => add(commands, pipeline),
-        }
-    }
-
-    fn answer(self, replies: &mut impl Iterator<Item = Value>) {
-        match self {
-            Self::ForLock { outgoing, ticket } => {
-                ticket.answer(outgoing.read(Ok(replies.next().unwrap_or(Value::Okay))));
-            }
-            Self::Several { commands, reply } => {
-                drop(reply.send(Ok(replies.take(commands.len()).collect())));
-            }
-        }
-    }
-
-    fn fail(self, error: &NodeError) {
-        match self {
-            Self::ForLock { ticket, .. } => ticket.answer(Response::Failed(error.clone())),
-            Self::Several { reply, .. } => drop(reply.send(Err(error.clone()))),
-        }
+        request.ticket.answer(Response::Failed(error.clone()));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{Cmd, Pipeline, RedisError, Value, from_redis_value};
+use ::redis::{Cmd, RedisError, Value, from_redis_value};
 use quorlock_core::Fence;
 use quorlock_core::client::{Command, Keys, Mode, NodeError, Request, Response, Spec};
 
@@ -26,10 +26,6 @@ impl Outgoing {
             matches!(request.command, Command::AcquireAny { .. } | Command::Wait { .. });
         let any = (asks_for_any && spec.any.is_some()).then(|| spec.keys.clone());
         Self { packet: Arc::new(build(spec, request)), command: request.command, any }
-    }
-
-    pub(super) fn add_to(&self, pipeline: &mut Pipeline) {
-        pipeline.add_command(Cmd::clone(&self.packet));
     }
 
     pub(super) fn read(&self, reply: Result<Value, RedisError>) -> Response {
@@ -80,12 +76,6 @@ impl Outgoing {
         let key = self.any.as_ref()?.iter().position(|asked| asked == key)?;
         let waited = Duration::from_micros(waited_us);
         Some(Response::FenceAndKey { fence: Fence::new(fence)?, waited, key })
-    }
-}
-
-pub(super) fn add(commands: &Pipeline, pipeline: &mut Pipeline) {
-    for command in commands.cmd_iter() {
-        pipeline.add_command(command.clone());
     }
 }
 

@@ -6,23 +6,20 @@ use ::redis::{
     RedisError, RedisResult, Value,
 };
 use quorlock_core::client::{Hello, NodeError, limits};
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::batches::{Batches, QueuedRequest, UNANSWERED_MAX};
+use super::batches::{Batches, UNANSWERED_MAX};
 use super::command::{Outgoing, read_error};
 use super::port_protocol;
 use super::ticket::Ticket;
 
+/// A node, with RESP3: without it, redis-rs does not report the end of a connection.
 #[derive(Clone)]
-pub(crate) struct Endpoint {
-    /// For shared connections: redis-rs reports their end only with RESP3.
-    shared: Client,
-    wait_connections: Client,
-}
+pub(crate) struct Endpoint(Client);
 
 /// A shared connection to a node.
 pub(crate) struct Connection {
+    wire: MultiplexedConnection,
     batches: Batches,
     /// The number among the connections of the node.
     pub(crate) number: u64,
@@ -34,13 +31,12 @@ impl Endpoint {
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let info = info.set_tcp_settings(tcp);
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-        let shared = Client::open(info.clone().set_redis_settings(settings))?;
-        Ok(Self { shared, wait_connections: Client::open(info)? })
+        Ok(Self(Client::open(info.set_redis_settings(settings))?))
     }
 
     /// The address, without any password.
     pub(crate) fn address(&self) -> String {
-        match self.wait_connections.get_connection_info().addr() {
+        match self.0.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
                 format!("{host}:{port}")
             }
@@ -55,8 +51,7 @@ impl Endpoint {
             // The machines give up earlier. But no call waits for the end of a lost WAIT, and its
             // connection must not stay open.
             .set_response_timeout(Some(limits::WAIT_SLICE + limits::HANDSHAKE));
-        let connecting =
-            self.wait_connections.get_multiplexed_async_connection_with_config(&config);
+        let connecting = self.0.get_multiplexed_async_connection_with_config(&config);
         connecting.await.map_err(|error| connect_error(&error))
     }
 }
@@ -72,15 +67,16 @@ pub(crate) async fn open(
         .set_connection_timeout(Some(limits::HANDSHAKE))
         // The machines have a time limit for every request.
         .set_response_timeout(None)
-        // A place for each batch: a batch that waited for a place could be overtaken.
-        .set_pipeline_buffer_size(UNANSWERED_MAX + 1)
+        // A place for each batch, and as many for other requests: a batch that waited for a place
+        // could be overtaken.
+        .set_pipeline_buffer_size(2 * UNANSWERED_MAX)
         .set_push_sender(move |push: ::redis::PushInfo| -> Result<(), ::redis::aio::SendError> {
             if push.kind == ::redis::PushKind::Disconnection {
                 closed();
             }
             Ok(())
         });
-    let mut wire = connect_or_explain(&endpoint.shared, &config).await?;
+    let mut wire = connect_or_explain(&endpoint.0, &config).await?;
     let asked = Instant::now();
     let mut info = ::redis::cmd("INFO");
     info.arg("server").arg("replication").arg("lock");
@@ -91,8 +87,8 @@ pub(crate) async fn open(
             }
             other => other,
         })?;
-    let batches = Batches::start(wire);
-    Ok((Connection { batches, number }, Hello::from_info(&info), asked.elapsed()))
+    let batches = Batches::start(wire.clone());
+    Ok((Connection { wire, batches, number }, Hello::from_info(&info), asked.elapsed()))
 }
 
 /// Connects, and finds out whether the port speaks TLS if it seems to be down or silent.
@@ -148,20 +144,20 @@ impl Connection {
         outgoing: Outgoing,
         ticket: impl FnOnce() -> Ticket,
     ) -> Result<(), NodeError> {
-        self.batches.add(|| QueuedRequest::ForLock { outgoing, ticket: ticket() })
+        self.batches.add(outgoing, ticket)
     }
 
     /// Returns whether the node replied to a PING without an error.
     pub(crate) async fn ping(&self) -> bool {
-        let mut ping = Pipeline::with_capacity(1);
-        ping.cmd("PING");
-        let answered = self.ask_all(ping).await;
-        answered.is_ok_and(|replies| !matches!(replies[..], [Value::ServerError(_)]))
+        let replied = self.wire.clone().send_packed_command(&::redis::cmd("PING")).await;
+        replied.is_ok_and(|reply| !matches!(reply, Value::ServerError(_)))
     }
 
+    /// For requests that are not about a lock of this client, in any order with the others.
     pub(super) async fn ask_all(&self, commands: Pipeline) -> Result<Vec<Value>, NodeError> {
-        let (reply, replied) = oneshot::channel();
-        self.batches.add(|| QueuedRequest::Several { commands, reply })?;
-        replied.await.unwrap_or_else(|_| Err(NodeError::connection_lost()))
+        let count = commands.len();
+        let replies = self.wire.clone().send_packed_commands(&commands, 0, count).await;
+        let replies = replies.map_err(|error| read_error(&error))?;
+        if replies.len() == count { Ok(replies) } else { Err(NodeError::UnexpectedReply) }
     }
 }
