@@ -10,7 +10,7 @@ use crate::common::{
 };
 use quorlock_client::{Fence, FenceGate, Quorum};
 use quorlock_testkit::{Proxy, Server};
-use rusqlite::Connection;
+use rusqlite::{Connection, ToSql};
 
 /// Acquires the lock, asserts that its fence is above the last one, and releases it.
 async fn acquire_and_release(quorum: &Quorum, last: &mut Option<Fence>) {
@@ -75,6 +75,18 @@ fn statement(block: &'static str, begin: &str) -> &'static str {
     &from[..=from.find(';').unwrap()]
 }
 
+/// This and the next one are the largest fences. Lua compares them as floating-point numbers.
+const LATE: u64 = (1 << 53) - 2;
+
+/// Asserts that a resource refuses writes of an earlier holder. `write` returns the number of
+/// writes with this fence that were accepted.
+fn assert_refuses_a_late_writer(mut write: impl FnMut(u64) -> u64) {
+    assert_eq!(write(LATE), 1);
+    assert_eq!(write(LATE), 1, "the same holder writes again");
+    assert_eq!(write(LATE + 1), 1);
+    assert_eq!(write(LATE), 0, "too late");
+}
+
 #[test]
 fn column_beside_the_data_refuses_a_late_writer() {
     let sql = block("sql", "ALTER TABLE stock");
@@ -82,17 +94,11 @@ fn column_beside_the_data_refuses_a_late_writer() {
     database.execute_batch("CREATE TABLE stock (name TEXT, apples INTEGER)").unwrap();
     database.execute("INSERT INTO stock VALUES ('shop', 10)", []).unwrap();
     database.execute_batch(statement(sql, "ALTER TABLE")).unwrap();
-    let write = |apples: i64, fence: i64| {
-        let values: [(&str, &dyn rusqlite::ToSql); 3] =
-            [(":apples", &apples), (":fence", &fence), (":name", &"shop")];
-        database.execute(statement(sql, "UPDATE"), &values).unwrap()
-    };
-    assert_eq!(write(9, 33), 1);
-    assert_eq!(write(8, 33), 1, "the same holder writes again");
-    assert_eq!(write(7, 34), 1);
-    assert_eq!(write(6, 33), 0, "too late");
-    let left: i64 = database.query_row("SELECT apples FROM stock", [], |row| row.get(0)).unwrap();
-    assert_eq!(left, 7);
+    assert_refuses_a_late_writer(|fence| {
+        let values: [(&str, &dyn ToSql); 3] =
+            [(":apples", &7), (":fence", &fence), (":name", &"shop")];
+        database.execute(statement(sql, "UPDATE"), &values).unwrap() as u64
+    });
 }
 
 #[test]
@@ -100,34 +106,28 @@ fn table_of_fences_refuses_a_late_writer() {
     let sql = block("sql", "CREATE TABLE fences");
     let database = Connection::open_in_memory().unwrap();
     database.execute_batch(statement(sql, "CREATE TABLE")).unwrap();
-    let pass = |key: &str, fence: i64| {
-        let values: [(&str, &dyn rusqlite::ToSql); 2] = [(":key", &key), (":fence", &fence)];
-        database.execute(statement(sql, "INSERT INTO fences"), &values).unwrap()
-    };
-    assert_eq!([pass("a", 33), pass("a", 33), pass("a", 34), pass("a", 33)], [1, 1, 1, 0]);
-    assert_eq!(pass("b", 33), 1, "another lock has fences of its own");
+    // The fences of another lock are unrelated.
+    for key in ["a", "b"] {
+        assert_refuses_a_late_writer(|fence| {
+            let values: [(&str, &dyn ToSql); 2] = [(":key", &key), (":fence", &fence)];
+            database.execute(statement(sql, "INSERT INTO fences"), &values).unwrap() as u64
+        });
+    }
 }
 
 #[test]
 fn script_refuses_a_late_writer() {
-    // `LATE` and `LATE + 1` are the largest fences. Lua compares them as floating-point numbers.
-    const LATE: u64 = (1 << 53) - 2;
     let server = Server::builder().start().unwrap();
     let mut connection = server.connection();
     let script = block("lua", "redis.call");
-    let mut write = |fence: u64, value: &str| -> u64 {
+    assert_refuses_a_late_writer(|fence| {
         let mut eval = redis::cmd("EVAL");
-        eval.arg(&[script, "1", "stock/apples"]).arg(fence).arg(value);
+        eval.arg(&[script, "1", "stock/apples"]).arg(fence).arg(fence);
         eval.query(&mut connection).unwrap()
-    };
-    assert_eq!(write(LATE, "9"), 1);
-    assert_eq!(write(LATE, "8"), 1, "the same holder writes again");
-    assert_eq!(write(LATE + 1, "7"), 1);
-    assert_eq!(write(LATE, "6"), 0, "too late");
+    });
     let mut read = redis::cmd("HGET");
-    let left: String =
-        read.arg(&["stock/apples", "value"]).query(&mut server.connection()).unwrap();
-    assert_eq!(left, "7");
+    let last: u64 = read.arg(&["stock/apples", "value"]).query(&mut connection).unwrap();
+    assert_eq!(last, LATE + 1, "the late value is not written");
 }
 
 fn fence(n: u64) -> Fence {

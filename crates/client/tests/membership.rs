@@ -1,6 +1,6 @@
 //! Nodes are added, removed and replaced under load: no two holders, and a majority at every step.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -58,62 +58,41 @@ async fn until_voting(node: &Server) {
     .await;
 }
 
-/// The locks under which workers of all clients work now, how often a worker acquired the lock
-/// beside another holder, and how often a worker held it.
+/// The lock that a worker of any client acquired last, how often a worker acquired the lock beside
+/// another holder, and how often a worker held it.
 #[derive(Default)]
 struct Load {
-    holders: Mutex<Vec<LockWatch>>,
+    last: Mutex<Option<LockWatch>>,
     overlaps: AtomicUsize,
     granted: AtomicUsize,
 }
 
-/// Workers with one list of nodes, which acquire the same lock again and again until `stop`.
-struct Clients {
-    workers: JoinSet<()>,
-    stop: Arc<AtomicBool>,
-}
-
-impl Clients {
-    async fn start(load: &Arc<Load>, urls: Vec<String>) -> Self {
-        let quorum = Quorum::builder().nodes(&urls).set("eu").connect().await.unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut workers = JoinSet::new();
-        for _ in 0..WORKERS {
-            let (load, stop, quorum) = (Arc::clone(load), Arc::clone(&stop), quorum.clone());
-            workers.spawn(async move {
-                while !stop.load(Ordering::SeqCst) {
-                    let lock = quorum.lock("k").ttl(MAX_TTL).wait(Duration::from_secs(1));
-                    let Ok(lock) = lock.acquire().await else { continue };
-                    load.enter(&lock);
-                    tokio::time::sleep(Duration::from_millis(3)).await;
-                    load.leave(&lock);
-                    load.granted.fetch_add(1, Ordering::SeqCst);
-                    let _ = lock.release().await;
-                }
-            });
-        }
-        Self { workers, stop }
-    }
-
-    async fn stop(self) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.workers.join_all().await;
-    }
-}
-
 impl Load {
-    /// Counts an overlap if this lock and another one are held at the same time. On a busy machine
-    /// a worker may stall for longer than its lock lasts.
-    fn enter(&self, lock: &Lock) {
-        let mut holders = self.holders.lock().unwrap();
-        if holders.iter().any(|other| !other.remaining().is_zero()) && !lock.remaining().is_zero() {
+    /// Starts workers with one list of nodes, which acquire the same lock again and again.
+    async fn start(self: &Arc<Self>, urls: Vec<String>) -> JoinSet<()> {
+        let quorum = Quorum::builder().nodes(&urls).set("eu").connect().await.unwrap();
+        (0..WORKERS).map(|_| Arc::clone(self).work(quorum.clone())).collect()
+    }
+
+    async fn work(self: Arc<Self>, quorum: Quorum) {
+        loop {
+            let lock = quorum.lock("k").ttl(MAX_TTL).wait(Duration::from_secs(1));
+            let Ok(lock) = lock.acquire().await else { continue };
+            self.count_overlap(&lock);
+            tokio::time::sleep(Duration::from_millis(3)).await;
+            self.granted.fetch_add(1, Ordering::SeqCst);
+            let _ = lock.release().await;
+        }
+    }
+
+    /// Counts an overlap if this lock and the one before are held at the same time. On a busy
+    /// machine a worker may stall for longer than its lock lasts.
+    fn count_overlap(&self, lock: &Lock) {
+        let before = self.last.lock().unwrap().replace(lock.watch());
+        let is_held = before.is_some_and(|before| !before.remaining().is_zero());
+        if is_held && !lock.remaining().is_zero() {
             self.overlaps.fetch_add(1, Ordering::SeqCst);
         }
-        holders.push(lock.watch());
-    }
-
-    fn leave(&self, lock: &Lock) {
-        self.holders.lock().unwrap().retain(|other| other.fence() != lock.fence());
     }
 
     /// Waits for further locks, and asserts that no lock has had two holders.
@@ -134,7 +113,7 @@ async fn nodes_are_added_removed_and_replaced_under_load() {
     for node in &fleet.nodes {
         until_voting(node).await;
     }
-    let old = Clients::start(&load, vec![fleet.url(1), fleet.url(2), fleet.url(3)]).await;
+    let mut old = load.start(vec![fleet.url(1), fleet.url(2), fleet.url(3)]).await;
     load.assert_goes_on("three nodes").await;
 
     // Add node 4.
@@ -143,9 +122,9 @@ async fn nodes_are_added_removed_and_replaced_under_load() {
     fleet.restart([1, 2, 3], "1,2,3>1,2,3,4").await;
     load.assert_goes_on("node 4 is being added, old clients").await;
     let all = vec![fleet.url(1), fleet.url(2), fleet.url(3), fleet.url(4)];
-    let new = Clients::start(&load, all).await;
+    let mut new = load.start(all).await;
     load.assert_goes_on("node 4 is being added, old and new clients").await;
-    old.stop().await;
+    old.shutdown().await;
     tokio::time::sleep(MAX_TTL).await;
     fleet.restart([1, 2, 3, 4], "1,2,3,4").await;
     load.assert_goes_on("four nodes").await;
@@ -154,14 +133,14 @@ async fn nodes_are_added_removed_and_replaced_under_load() {
     fleet.restart([1, 2, 3, 4], "1,2,3,4>2,3,4").await;
     load.assert_goes_on("node 1 is being removed, old clients").await;
     let rest = vec![fleet.url(2), fleet.url(3), fleet.url(4)];
-    let newest = Clients::start(&load, rest).await;
+    let mut newest = load.start(rest).await;
     load.assert_goes_on("node 1 is being removed, old and new clients").await;
-    new.stop().await;
+    new.shutdown().await;
     tokio::time::sleep(MAX_TTL).await;
     fleet.restart([2, 3, 4], "2,3,4").await;
     fleet.nodes[0].kill();
     load.assert_goes_on("three other nodes").await;
-    newest.stop().await;
+    newest.shutdown().await;
     assert_eq!(load.overlaps.load(Ordering::SeqCst), 0);
 }
 
