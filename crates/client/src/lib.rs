@@ -145,14 +145,7 @@ mod random;
 mod telemetry;
 mod transport;
 
-pub use api::{
-    AcquireError, Answer, AttachError, ConnectError, Coverage, Deadline, DetachedLock, ExtendError,
-    FenceGate, FlushError, HeldLock, Holder, InspectError, Inspection, InvalidDetached, LeaseInfo,
-    ListedLock, Lock, LockBuilder, LockList, LockMode, LockState, LockWatch, LostError, NodeAnswer,
-    NodeAnswers, NodeError, NodeHealth, NodeInspection, NodeRevocation, Ownership, Quorum,
-    QuorumBuilder, ReleaseError, Released, Revocation, RevocationReport, RevocationState,
-    RevokeError, RevokedNode, RunError, ScanError, Stale, WaiterInfo,
-};
+pub use api::*;
 #[doc(hidden)]
 pub use clock::now;
 pub use quorlock_core::{Fence, InvalidFence};

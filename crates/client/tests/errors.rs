@@ -9,8 +9,6 @@
 //! `QueueFull`, after which the client makes a new attempt; `AwaitsMajority`; `HeldByLostRequest`;
 //! `UnexpectedReply`, of which the test vectors of the protocol have examples.
 
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -18,6 +16,7 @@ use crate::common::{
     Net, PATIENCE, assert_times_out, connect, delete, first_failure, net, patiently, quorum,
     wait_until_all_hold,
 };
+use futures_util::FutureExt as _;
 use quorlock_client::{
     AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LockBuilder,
     LostError, NodeAnswers, NodeError, Quorum, ReleaseError, RunError,
@@ -45,15 +44,9 @@ async fn connect_errors_name_what_to_change() {
     let ConnectError::DuplicateNode { node } = &twice else { panic!("{twice}") };
     assert_eq!(node, "a:6379");
 
-    let mut outside = pin!(Quorum::connect(["redis://a"]));
-    thread::scope(|scope| {
-        let connect = || match outside.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Err(error)) => error,
-            other => panic!("{other:?}"),
-        };
-        let error = scope.spawn(connect).join().unwrap();
-        assert!(matches!(error, ConnectError::NoRuntime), "{error}");
-    });
+    let outside = thread::spawn(|| Quorum::connect(["redis://a"]).now_or_never());
+    let error = outside.join().unwrap().unwrap().unwrap_err();
+    assert!(matches!(error, ConnectError::NoRuntime), "{error}");
 
     let broken = "-----BEGIN CERTIFICATE-----\n?\n-----END CERTIFICATE-----\n";
     let builder = Quorum::builder().node("rediss://a").root_certificates(broken);

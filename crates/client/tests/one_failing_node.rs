@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::common::{PATIENCE, net, quorum, until_voting, wait_until_all_hold, wait_until_free};
-use quorlock_client::{Ownership, Quorum, Released};
+use crate::common::{PATIENCE, net, quorum, wait_until_free};
+use quorlock_client::{Ownership, Quorum};
 use quorlock_testkit::{Direction, eventually_async};
 use tokio::time::{Instant, sleep};
 
@@ -28,24 +28,6 @@ async fn connections_recover_as_long_as_any_handle_lives() {
     // Only the watch keeps the connections open. The dropped lock is released through them.
     wait_until_free(&nodes, "k").await;
     assert!(watch.ended().await.is_none());
-}
-
-#[tokio::test]
-async fn release_is_repeated_through_a_new_connection() {
-    let net = net(3).await;
-    let lock = net.quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
-    wait_until_all_hold(&net.nodes, "k").await;
-    let proxy = &net.proxies[1];
-    proxy.drop_bytes(Direction::ToServer);
-    assert_eq!(lock.release().await.unwrap(), Released::Released);
-    eventually_async(PATIENCE, "the request is dropped", async || {
-        proxy.dropped_bytes(Direction::ToServer) > 0
-    })
-    .await;
-    // The old connection stays open, but the proxy drops every request on it.
-    until_voting(&net.quorum, 2).await;
-    proxy.heal();
-    wait_until_free(&net.nodes, "k").await;
 }
 
 async fn all_grant(quorum: &Quorum) -> bool {

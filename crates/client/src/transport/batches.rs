@@ -181,13 +181,13 @@ fn finish(batch: Vec<QueuedRequest>, replies: Result<Vec<Value>, RedisError>) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex, Weak};
+    use std::sync::Arc;
     use std::time::Duration;
 
     use quorlock_core::Ttl;
     use quorlock_core::client::{Command, Keys, NodeError, Request, Response, Spec, Token};
     use quorlock_testkit::Server;
-    use tokio::sync::oneshot;
+    use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
     use tokio::time::timeout;
 
     use super::{BATCH_MAX, UNANSWERED_MAX};
@@ -195,77 +195,69 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(30);
 
-    async fn connect(server: &Server) -> Arc<Connection> {
-        let client = ::redis::Client::open(server.url()).unwrap();
-        let endpoint = Endpoint::new(&client).unwrap();
-        Arc::new(open(&endpoint, 1, || {}).await.unwrap().0)
-    }
-
-    fn request(key: &str, command: Command) -> Outgoing {
-        let spec = Spec::exclusive(Keys::from_iter([key]), Ttl::from_ms(60_000).unwrap());
-        Outgoing::new(&spec, &Request { token: Token::of_bits(1), command })
-    }
-
-    /// The inbox of one response.
-    struct Asker(Mutex<Option<oneshot::Sender<Response>>>);
-
-    impl Inbox for Asker {
+    impl Inbox for UnboundedSender<Response> {
         fn put(self: Arc<Self>, _: usize, _: u64, response: Response) {
-            self.0.lock().unwrap().take().unwrap().send(response).unwrap();
+            self.send(response).unwrap();
         }
     }
 
-    struct Asked {
-        response: oneshot::Receiver<Response>,
-        _inbox: Arc<Asker>,
+    /// A connection, and the responses to its requests.
+    struct Asker {
+        connection: Connection,
+        inbox: Arc<UnboundedSender<Response>>,
+        responses: UnboundedReceiver<Response>,
     }
 
-    fn ask(connection: &Arc<Connection>, outgoing: Outgoing) -> Asked {
-        let (sender, response) = oneshot::channel();
-        let inbox = Arc::new(Asker(Mutex::new(Some(sender))));
-        let weak: Weak<Asker> = Arc::downgrade(&inbox);
-        if let Err(error) = connection.ask(outgoing, || Ticket::new(weak, 0, 0)) {
-            Arc::clone(&inbox).put(0, 0, Response::Failed(error));
+    impl Asker {
+        async fn connect(server: &Server) -> Self {
+            let client = ::redis::Client::open(server.url()).unwrap();
+            let endpoint = Endpoint::new(&client).unwrap();
+            let (connection, ..) = open(&endpoint, 1, || {}).await.unwrap();
+            let (inbox, responses) = unbounded_channel();
+            Self { connection, inbox: Arc::new(inbox), responses }
         }
-        Asked { response, _inbox: inbox }
+
+        fn ask(&self, key: &str, command: Command) -> Result<(), NodeError> {
+            let spec = Spec::exclusive(Keys::from_iter([key]), Ttl::from_ms(60_000).unwrap());
+            let outgoing = Outgoing::new(&spec, &Request { token: Token::of_bits(1), command });
+            self.connection.ask(outgoing, || {
+                let inbox = Arc::downgrade(&self.inbox);
+                Ticket::new(inbox, 0, 0)
+            })
+        }
+
+        fn ping(&self) -> Result<(), NodeError> {
+            self.ask("k", Command::Ping)
+        }
+
+        async fn response(&mut self) -> Response {
+            let response = timeout(SOON, self.responses.recv()).await;
+            response.expect("a request was not answered").unwrap()
+        }
     }
 
-    async fn response(asked: &mut Asked) -> Response {
-        timeout(SOON, &mut asked.response).await.expect("the request was not answered").unwrap()
-    }
-
-    fn assert_failed_at_once(asked: &mut Asked) {
-        assert_down(&asked.response.try_recv().expect("the request has not failed"));
-    }
-
-    fn assert_down(response: &Response) {
-        assert!(matches!(response, Response::Failed(NodeError::Down { .. })), "{response:?}");
+    fn is_down(response: &Response) -> bool {
+        matches!(response, Response::Failed(NodeError::Down { .. }))
     }
 
     fn reads(server: &Server) -> u64 {
-        let info: String =
-            ::redis::cmd("INFO").arg("stats").query(&mut server.connection()).unwrap();
-        info.lines()
-            .find_map(|line| line.strip_prefix("total_reads_processed:")?.parse().ok())
-            .unwrap()
+        quorlock_testkit::info(&mut server.connection(), "stats", "total_reads_processed").unwrap()
     }
 
     #[tokio::test]
     async fn requests_made_together_travel_together_and_in_order() {
         let server = Server::with_module().start().unwrap();
-        let connection = connect(&server).await;
+        let mut asker = Asker::connect(&server).await;
         let before = reads(&server);
         let fence = quorlock_core::Fence::new(7).unwrap();
-        let mut asked: Vec<_> = (0..BATCH_MAX)
-            .map(|key| {
-                let key = format!("k{key}");
-                let acquire = ask(&connection, request(&key, Command::Acquire { fence }));
-                (acquire, ask(&connection, request(&key, Command::Release)))
-            })
-            .collect();
-        for (acquire, release) in &mut asked {
-            assert!(matches!(response(acquire).await, Response::Fence(_)));
-            assert_eq!(response(release).await, Response::Yes);
+        for key in 0..BATCH_MAX {
+            let key = format!("k{key}");
+            asker.ask(&key, Command::Acquire { fence }).unwrap();
+            asker.ask(&key, Command::Release).unwrap();
+        }
+        for _ in 0..BATCH_MAX {
+            assert!(matches!(asker.response().await, Response::Fence(_)));
+            assert_eq!(asker.response().await, Response::Yes);
         }
         let reads = reads(&server) - before;
         assert!(reads < 20, "{reads} reads for {} requests", 2 * BATCH_MAX);
@@ -274,32 +266,35 @@ mod tests {
     #[tokio::test]
     async fn requests_beyond_the_limit_fail_at_once() {
         let server = Server::with_module().start().unwrap();
-        let connection = connect(&server).await;
-        let ping = request("k", Command::Ping);
-        let mut asked: Vec<_> =
-            (0..UNANSWERED_MAX).map(|_| ask(&connection, ping.clone())).collect();
-        assert_failed_at_once(&mut ask(&connection, ping.clone()));
-        for in_flight in &mut asked {
-            assert_eq!(response(in_flight).await, Response::Yes);
+        let mut asker = Asker::connect(&server).await;
+        for _ in 0..UNANSWERED_MAX {
+            asker.ping().unwrap();
         }
-        assert_eq!(response(&mut ask(&connection, ping)).await, Response::Yes);
+        assert!(matches!(asker.ping(), Err(NodeError::Down { .. })));
+        for _ in 0..UNANSWERED_MAX {
+            assert_eq!(asker.response().await, Response::Yes);
+        }
+        asker.ping().unwrap();
+        assert_eq!(asker.response().await, Response::Yes);
     }
 
     #[tokio::test]
     async fn lost_connection_fails_all_requests() {
         let mut server = Server::with_module().start().unwrap();
-        let connection = connect(&server).await;
+        let mut asker = Asker::connect(&server).await;
         server.pause();
-        let ping = request("k", Command::Ping);
-        let mut asked: Vec<_> =
-            (0..2 * BATCH_MAX).map(|_| ask(&connection, ping.clone())).collect();
+        for _ in 0..2 * BATCH_MAX {
+            asker.ping().unwrap();
+        }
         // Some of the requests are sent, and some are not.
         tokio::task::yield_now().await;
-        asked.extend((0..BATCH_MAX).map(|_| ask(&connection, ping.clone())));
+        for _ in 0..BATCH_MAX {
+            asker.ping().unwrap();
+        }
         server.kill();
-        asked.push(ask(&connection, ping));
-        for in_flight in &mut asked {
-            assert_down(&response(in_flight).await);
+        for _ in 0..3 * BATCH_MAX {
+            let response = asker.response().await;
+            assert!(is_down(&response), "{response:?}");
         }
     }
 
@@ -307,13 +302,12 @@ mod tests {
     fn requests_fail_when_the_runtime_ends() {
         let server = Server::with_module().start().unwrap();
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        let connection = runtime.block_on(connect(&server));
+        let mut asker = runtime.block_on(Asker::connect(&server));
         server.pause();
-        let ping = request("k", Command::Ping);
-        let mut before = ask(&connection, ping.clone());
+        asker.ping().unwrap();
         drop(runtime);
-        assert_failed_at_once(&mut before);
-        assert_failed_at_once(&mut ask(&connection, ping));
+        assert!(is_down(&asker.responses.try_recv().expect("the request has not failed")));
+        assert!(matches!(asker.ping(), Err(NodeError::Down { .. })));
         server.resume();
     }
 }

@@ -11,6 +11,9 @@ use quorlock_core::client::{Command, Keys, Mode, NodeError, Request, Response, S
 const OTHER_ARGS: usize = 12;
 const OTHER_BYTES: usize = 160;
 
+/// The name of the command for one key, and for several: the same, with a number of keys.
+const ANY: [&str; 2] = ["LOCK.ACQUIREANY"; 2];
+
 /// A request in its encoded form. Cheap to clone, since most requests go to several nodes.
 #[derive(Clone)]
 pub(crate) struct Outgoing {
@@ -81,20 +84,26 @@ impl Outgoing {
 
 fn build(spec: &Spec, request: &Request) -> Cmd {
     let Request { token, command } = request;
-    let (token, ttl_ms) = (token.as_str(), spec.ttl.ms());
-    let mut cmd = match command {
+    let (token, ttl_ms, keys) = (token.as_str(), spec.ttl.ms(), &spec.keys);
+    let [one, several] = match command {
         Command::Ping => return ::redis::cmd("PING"),
-        Command::AcquireAny { .. } => with_count(&spec.keys, "LOCK.ACQUIREANY"),
-        Command::Wait { .. } if spec.any.is_some() => with_count(&spec.keys, "LOCK.ACQUIREANY"),
-        Command::Acquire { .. } | Command::Wait { .. } => {
-            on_keys(&spec.keys, "LOCK.ACQUIRE", "LOCK.MACQUIRE")
-        }
-        Command::Extend { .. } | Command::SwapToken { .. } => {
-            on_keys(&spec.keys, "LOCK.EXTEND", "LOCK.MEXTEND")
-        }
-        Command::Release => on_keys(&spec.keys, "LOCK.RELEASE", "LOCK.MRELEASE"),
-        Command::Yield => on_keys(&spec.keys, "LOCK.YIELD", "LOCK.MYIELD"),
+        Command::AcquireAny { .. } => ANY,
+        Command::Wait { .. } if spec.any.is_some() => ANY,
+        Command::Acquire { .. } | Command::Wait { .. } => ["LOCK.ACQUIRE", "LOCK.MACQUIRE"],
+        Command::Extend { .. } | Command::SwapToken { .. } => ["LOCK.EXTEND", "LOCK.MEXTEND"],
+        Command::Release => ["LOCK.RELEASE", "LOCK.MRELEASE"],
+        Command::Yield => ["LOCK.YIELD", "LOCK.MYIELD"],
     };
+    let key_bytes: usize = keys.iter().map(<[u8]>::len).sum();
+    let mut cmd = Cmd::with_capacity(OTHER_ARGS + keys.len(), OTHER_BYTES + key_bytes);
+    if keys.len() == 1 && one != several {
+        cmd.arg(one);
+    } else {
+        cmd.arg(several).arg(keys.len());
+    }
+    for key in keys.iter() {
+        cmd.arg(key);
+    }
     match command {
         Command::Acquire { fence }
         | Command::AcquireAny { fence }
@@ -132,31 +141,6 @@ fn add_mode(spec: &Spec, cmd: &mut Cmd) {
     if spec.mode == Mode::Shared {
         cmd.arg("SHARED");
     }
-}
-
-/// The variant of a command for one key, or for several.
-fn on_keys(keys: &Keys, one: &str, several: &str) -> Cmd {
-    if keys.len() == 1 { on_key(keys, one) } else { with_count(keys, several) }
-}
-
-fn on_key(keys: &Keys, name: &str) -> Cmd {
-    let mut command = empty(keys);
-    command.arg(name).arg(keys.first());
-    command
-}
-
-fn with_count(keys: &Keys, name: &str) -> Cmd {
-    let mut command = empty(keys);
-    command.arg(name).arg(keys.len());
-    for key in keys.iter() {
-        command.arg(key);
-    }
-    command
-}
-
-fn empty(keys: &Keys) -> Cmd {
-    let key_bytes: usize = keys.iter().map(<[u8]>::len).sum();
-    Cmd::with_capacity(OTHER_ARGS + keys.len(), OTHER_BYTES + key_bytes)
 }
 
 /// Reads an error reply: `HELD number older` or `HELD number younger` is a refusal, and no failure.
