@@ -14,7 +14,6 @@ use pyo3::prelude::*;
 use tokio::task::AbortHandle;
 
 use crate::engine::{Client, Ended, Engine, OfProcess, Reply};
-use crate::errors;
 use crate::logs;
 
 /// The replies of calls to the futures of one event loop.
@@ -43,15 +42,8 @@ struct Calls {
 }
 
 struct Replies {
-    queue: Mutex<Vec<(u64, Option<Ended>)>>,
+    queue: Mutex<Vec<(u64, Ended)>>,
     wake: UnixStream,
-}
-
-/// Adds the reply of a call, or its failure if the call panicked.
-struct Replier {
-    replies: Arc<Replies>,
-    number: u64,
-    ended: Option<Ended>,
 }
 
 /// A call whose reply an event loop awaits.
@@ -93,8 +85,8 @@ impl Bridge {
         let number = calls.last;
         calls.waiting.insert(number, (future, Arc::clone(engine)));
         drop(calls);
-        let replier = Replier { replies: Arc::clone(&inner.replies), number, ended: None };
-        let task = engine.spawn(work, move |ended| replier.reply(ended));
+        let replies = Arc::clone(&inner.replies);
+        let task = engine.spawn(work, move |ended| replies.add(number, ended));
         let task = OfProcess::new(task);
         let call = Call { bridge: this.clone().unbind(), number, task };
         Ok(Py::new(py, call)?.into_any())
@@ -154,16 +146,12 @@ impl Bridge {
 }
 
 /// Sets the result of a future, unless its task was cancelled.
-fn resolve(future: &Bound<'_, PyAny>, ended: Option<Ended>, engine: &Arc<Engine>) -> PyResult<()> {
+fn resolve(future: &Bound<'_, PyAny>, ended: Ended, engine: &Arc<Engine>) -> PyResult<()> {
     let py = future.py();
     if future.call_method0(intern!(py, "done"))?.is_truthy()? {
         return Ok(());
     }
-    let result = match ended {
-        Some(ended) => ended.result(py, engine),
-        None => Err(errors::call_failed()),
-    };
-    match result {
+    match ended.result(py, engine) {
         Ok(result) => future.call_method1(intern!(py, "set_result"), (result,))?,
         Err(error) => future.call_method1(intern!(py, "set_exception"), (error,))?,
     };
@@ -194,11 +182,11 @@ impl Inner {
 }
 
 impl Replies {
-    fn queue(&self) -> MutexGuard<'_, Vec<(u64, Option<Ended>)>> {
+    fn queue(&self) -> MutexGuard<'_, Vec<(u64, Ended)>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, number: u64, ended: Option<Ended>) {
+    fn add(&self, number: u64, ended: Ended) {
         let mut queue = self.queue();
         queue.push((number, ended));
         if queue.len() == 1 {
@@ -207,17 +195,5 @@ impl Replies {
             // waits.
             let _ = (&self.wake).write(&[1]);
         }
-    }
-}
-
-impl Replier {
-    fn reply(mut self, ended: Ended) {
-        self.ended = Some(ended);
-    }
-}
-
-impl Drop for Replier {
-    fn drop(&mut self) {
-        self.replies.add(self.number, self.ended.take());
     }
 }

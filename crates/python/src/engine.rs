@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,6 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{io, mem, process};
 
+use futures_util::FutureExt as _;
 use pyo3::prelude::*;
 use quorlock_client::{
     ConnectError, Inspection, Lock, LostError, NodeHealth, Quorum, QuorumBuilder, Released,
@@ -19,7 +21,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::{OnceCell, mpsc};
 use tokio::task::AbortHandle;
 
-use crate::errors::{self, Failure};
+use crate::errors::Failure;
 use crate::held::Held;
 use crate::logs::{self, Records};
 use crate::reports;
@@ -137,7 +139,8 @@ impl Engine {
         let work = work(Arc::clone(&self.client));
         let alive = self.alive.clone();
         let call = async move {
-            let reply = work.await;
+            let reply = AssertUnwindSafe(work).catch_unwind().await;
+            let reply = reply.unwrap_or(Err(Failure::Panicked));
             done(Ended { reply, _alive: alive });
         };
         self.runtime.spawn(call).abort_handle()
@@ -187,9 +190,7 @@ impl Engine {
                         return goes_on.map(|()| py.None());
                     }
                 }
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(errors::call_failed());
-                }
+                Err(RecvTimeoutError::Disconnected) => return Err(Failure::Panicked.into()),
             }
         }
     }

@@ -29,11 +29,17 @@ pub(crate) enum Failure {
          that the parent has detached"
     )]
     Forked,
+    /// A defect of the client.
+    #[error("the call failed on the thread of the quorum")]
+    Panicked,
 }
 
 /// Needs the GIL.
 impl From<Failure> for PyErr {
     fn from(failure: Failure) -> Self {
+        if let Failure::Panicked = failure {
+            return PyRuntimeError::new_err(failure.to_string());
+        }
         Python::attach(|py| failure.exception(py).map_or_else(|error| error, Self::from_value))
     }
 }
@@ -95,6 +101,7 @@ impl Failure {
             Self::Release(_) => "ReleaseError",
             Self::NotAcquired => "NotAcquiredError",
             Self::Forked => "ForkedError",
+            Self::Panicked => "QuorlockError",
         }
     }
 
@@ -142,9 +149,4 @@ fn node_answers<'py>(py: Python<'py>, nodes: &NodeAnswers) -> PyResult<Bound<'py
     });
     let answers: Vec<_> = answers.collect::<PyResult<_>>()?;
     Ok(pyo3::types::PyTuple::new(py, answers)?.into_any())
-}
-
-/// A call that panicked, which is a defect of the client.
-pub(crate) fn call_failed() -> PyErr {
-    PyRuntimeError::new_err("the call failed on the thread of the quorum")
 }
