@@ -8,17 +8,9 @@ use crate::common::{
     Net, calls, net_of, nodes_with_equal_fences, patiently, quorum, until_held_on,
     wait_until_all_hold, wait_until_free,
 };
-use quorlock_client::{Fence, FenceGate, Quorum};
+use quorlock_client::{Fence, FenceGate};
 use quorlock_testkit::{Proxy, Server};
 use rusqlite::{Connection, ToSql};
-
-/// Acquires the lock, asserts that its fence is above the last one, and releases it.
-async fn acquire_and_release(quorum: &Quorum, last: &mut Option<Fence>) {
-    let lock = patiently(quorum, "k").acquire().await.unwrap();
-    assert!(Some(lock.fence()) > *last, "{} after {last:?}", lock.fence());
-    *last = Some(lock.fence());
-    lock.release().await.unwrap();
-}
 
 #[tokio::test]
 async fn uncontended_lock_costs_one_round_trip() {
@@ -53,7 +45,10 @@ async fn new_nodes_cost_a_client_at_most_two_extra_rounds() {
     for _ in 0..10 {
         let extends = || nodes.iter().map(|node| calls(node, "lock.extend")).sum::<u64>();
         let before = extends();
-        acquire_and_release(&quorum, &mut last).await;
+        let lock = patiently(&quorum, "k").acquire().await.unwrap();
+        assert!(Some(lock.fence()) > last, "{} after {last:?}", lock.fence());
+        last = Some(lock.fence());
+        lock.release().await.unwrap();
         wait_until_free(&nodes, "k").await;
         second_rounds += u32::from(extends() > before);
     }

@@ -14,14 +14,12 @@ use std::thread;
 use std::time::Duration;
 
 use quorlock_client::{Lock, Quorum};
-use quorlock_testkit::{
-    Accident, Direction, Disk, Fleet, FleetNode, Incident, eventually_async, info,
-};
+use quorlock_testkit::{Accident, Direction, Disk, Fleet, Incident, eventually_async, info};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt as _};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 const NODES: usize = 5;
 const WORKERS: usize = 64;
@@ -31,22 +29,12 @@ const DEFAULT_DURATION: Duration = Duration::from_secs(6);
 /// The time limit for an action that is due at once, on a busy machine. Every accident is shorter.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// The calls so far, and the number or the time at which the workers stop.
+/// The calls and the locks so far, and whether the workers stop.
+#[derive(Default)]
 struct Goal {
     acquires: AtomicU64,
     acquired: AtomicU64,
-    /// The calls to make, from `QUORLOCK_LEAKS_ACQUIRES`. `None`: stop after [`DEFAULT_DURATION`].
-    enough: Option<u64>,
-    began: Instant,
-}
-
-impl Goal {
-    fn is_reached(&self) -> bool {
-        match self.enough {
-            Some(enough) => self.acquires.load(Ordering::Relaxed) >= enough,
-            None => self.began.elapsed() >= DEFAULT_DURATION,
-        }
-    }
+    is_reached: AtomicBool,
 }
 
 fn descriptors() -> usize {
@@ -60,7 +48,7 @@ fn random_time(rng: &mut impl Rng, at_most_ms: u64) -> Duration {
 /// One worker: acquires locks, cancels some of its calls, and ends each lock in a random way.
 async fn work(quorum: Quorum, goal: Arc<Goal>) {
     let mut rng: StdRng = rand::make_rng();
-    while !goal.is_reached() {
+    while !goal.is_reached.load(Ordering::Relaxed) {
         goal.acquires.fetch_add(1, Ordering::Relaxed);
         let key = format!("k{}", rng.random_range(0..KEYS));
         let ttl = TTL_MAX.mul_f64(rng.random_range(0.1..=1.0));
@@ -133,17 +121,8 @@ fn harm(fleet: &mut Fleet, stop: &AtomicBool) -> usize {
     injected
 }
 
-fn keys(fleet: &Fleet) -> u64 {
-    let count = |node: &FleetNode| {
-        redis::cmd("DBSIZE").query::<u64>(&mut node.server.connection()).unwrap()
-    };
-    fleet.nodes.iter().map(count).sum()
-}
-
-fn waiters(fleet: &Fleet) -> u64 {
-    let count =
-        |node: &FleetNode| info(&mut node.server.connection(), "lock", "lock_waiters").unwrap();
-    fleet.nodes.iter().map(count).sum()
+fn sum(fleet: &Fleet, count: impl Fn(&mut redis::Connection) -> u64) -> u64 {
+    fleet.nodes.iter().map(|node| count(&mut node.server.connection())).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,13 +132,7 @@ async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
         (descriptors(), Handle::current().metrics().num_alive_tasks());
 
     let quorum = Quorum::connect(fleet.urls(0)).await.unwrap();
-    let enough = std::env::var("QUORLOCK_LEAKS_ACQUIRES").ok().map(|n| n.parse().unwrap());
-    let goal = Arc::new(Goal {
-        acquires: AtomicU64::new(0),
-        acquired: AtomicU64::new(0),
-        enough,
-        began: Instant::now(),
-    });
+    let goal = Arc::new(Goal::default());
     let workers: JoinSet<_> =
         (0..WORKERS).map(|_| work(quorum.clone(), Arc::clone(&goal))).collect();
     let stop = Arc::new(AtomicBool::new(false));
@@ -170,6 +143,16 @@ async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
             (fleet, injected)
         })
     };
+    match std::env::var("QUORLOCK_LEAKS_ACQUIRES") {
+        Ok(enough) => {
+            let enough = enough.parse().unwrap();
+            while goal.acquires.load(Ordering::Relaxed) < enough {
+                sleep(Duration::from_millis(10)).await;
+            }
+        }
+        Err(_) => sleep(DEFAULT_DURATION).await,
+    }
+    goal.is_reached.store(true, Ordering::Relaxed);
     workers.join_all().await;
     stop.store(true, Ordering::Relaxed);
     let (fleet, injected) = tokio::task::spawn_blocking(|| harming.join().unwrap()).await.unwrap();
@@ -180,8 +163,14 @@ async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
 
     quorum.flush(common::PATIENCE).await.unwrap();
     drop(quorum);
-    eventually_async(TTL_MAX + SLACK, "no key is left", async || keys(&fleet) == 0).await;
-    eventually_async(SLACK, "no client waits", async || waiters(&fleet) == 0).await;
+    eventually_async(TTL_MAX + SLACK, "no key is left", async || {
+        sum(&fleet, |node| redis::cmd("DBSIZE").query(node).unwrap()) == 0
+    })
+    .await;
+    eventually_async(SLACK, "no client waits", async || {
+        sum(&fleet, |node| info(node, "lock", "lock_waiters").unwrap()) == 0
+    })
+    .await;
     eventually_async(SLACK, "no task is left", async || {
         Handle::current().metrics().num_alive_tasks() <= tasks_before
     })

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::{PATIENCE, first_failure, info, nodes_and_voters, patiently};
-use quorlock_client::{AcquireError, Lock, LockWatch, NodeError, Quorum};
+use crate::common::{PATIENCE, info};
+use quorlock_client::{Lock, LockWatch, Quorum};
 use quorlock_testkit::{Server, eventually_async};
 use tokio::task::JoinSet;
 
@@ -142,38 +142,4 @@ async fn nodes_are_added_removed_and_replaced_under_load() {
     load.assert_goes_on("three other nodes").await;
     newest.shutdown().await;
     assert_eq!(load.overlaps.load(Ordering::SeqCst), 0);
-}
-
-/// Whether two clients with different lists hold the same lock at once.
-async fn both_hold([first, second]: [Vec<String>; 2]) -> bool {
-    let quorums = [Quorum::connect(first).await.unwrap(), Quorum::connect(second).await.unwrap()];
-    let mut locks = Vec::new();
-    for quorum in &quorums {
-        locks.extend(patiently(quorum, "k").acquire().await);
-    }
-    locks.iter().filter(|lock| !lock.remaining().is_zero()).count() == 2
-}
-
-#[tokio::test]
-async fn client_that_does_not_list_the_whole_set_acquires_nothing() {
-    let lists = |nodes: &[Server]| {
-        let urls = |range: std::ops::Range<usize>| nodes[range].iter().map(Server::url).collect();
-        [urls(0..3), urls(2..5)]
-    };
-    let server = || Server::with_module().arg("lock.rejoin-delay", 0);
-    let without: Vec<_> = (0..5).map(|_| server().start().unwrap()).collect();
-    assert!(both_hold(lists(&without)).await, "without a set, no client excludes the other");
-
-    let with: Vec<_> =
-        (1..=5).map(|id| server().arg("lock.set", set(id, "1,2,3,4,5")).start().unwrap()).collect();
-    assert!(!both_hold(lists(&with)).await);
-    for list in lists(&with) {
-        let quorum = Quorum::connect(list).await.unwrap();
-        assert_eq!(nodes_and_voters(&quorum), (3, 0));
-        assert_not_admitted(&quorum.lock("k").try_acquire().await.unwrap_err());
-    }
-}
-
-fn assert_not_admitted(error: &AcquireError) {
-    assert!(matches!(first_failure(error), NodeError::NotAdmitted { .. }), "{error}");
 }

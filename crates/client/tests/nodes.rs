@@ -11,23 +11,15 @@ use crate::common::{
 use quorlock_client::{AcquireError, ConnectError, NodeError, Quorum, Released};
 use quorlock_core::client::limits;
 use quorlock_testkit::{Direction, Nodes, Proxy, ReservedPort, Server, eventually_async};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tokio::time::Instant;
 
-/// Writes the TLS files of a server on 127.0.0.1. Returns the certificate of their new authority.
-fn write_certificates(dir: &Path) -> String {
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.distinguished_name.push(DnType::CommonName, "an authority");
-    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
-    params.distinguished_name.push(DnType::CommonName, "a node");
-    let certificate = params.signed_by(&key, &authority).unwrap();
-    fs::write(dir.join("ca.pem"), authority.pem()).unwrap();
-    fs::write(dir.join("node.pem"), certificate.pem()).unwrap();
-    fs::write(dir.join("node.key"), key.serialize_pem()).unwrap();
-    authority.pem()
+/// Writes the TLS files of a server on 127.0.0.1, which is its own authority. Returns its
+/// certificate.
+fn write_certificate(dir: &Path) -> String {
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    fs::write(dir.join("node.pem"), made.cert.pem()).unwrap();
+    fs::write(dir.join("node.key"), made.signing_key.serialize_pem()).unwrap();
+    made.cert.pem()
 }
 
 /// Starts a node that accepts TLS. Also returns its TLS port.
@@ -40,7 +32,7 @@ fn tls_node(dir: &Path, requires_certificate: bool) -> ((Server, ReservedPort), 
         .arg("tls-port", port)
         .arg("tls-cert-file", file("node.pem"))
         .arg("tls-key-file", file("node.key"))
-        .arg("tls-ca-cert-file", file("ca.pem"))
+        .arg("tls-ca-cert-file", file("node.pem"))
         .arg("tls-auth-clients", if requires_certificate { "yes" } else { "no" });
     ((server.start().unwrap(), reserved), port)
 }
@@ -58,7 +50,7 @@ async fn node_error(quorum: &Quorum) -> NodeError {
 #[tokio::test]
 async fn lock_through_tls_needs_a_trusted_certificate() {
     let dir = tempfile::tempdir().unwrap();
-    let authority = write_certificates(dir.path());
+    let authority = write_certificate(dir.path());
     let nodes: Vec<_> = (0..3).map(|_| tls_node(dir.path(), false)).collect();
     let urls = || nodes.iter().map(|(_, port)| format!("rediss://127.0.0.1:{port}"));
     let builder = Quorum::builder().nodes(urls()).node_timeout(PATIENCE);
@@ -83,7 +75,7 @@ async fn system_roots_helper() {
 #[test]
 fn roots_of_the_system_are_trusted() {
     let dir = tempfile::tempdir().unwrap();
-    write_certificates(dir.path());
+    write_certificate(dir.path());
     let (_node, port) = tls_node(dir.path(), false);
     let works_with = |roots: &str| {
         let program = std::env::current_exe().unwrap();
@@ -93,14 +85,16 @@ fn roots_of_the_system_are_trusted() {
         command.env("SSL_CERT_FILE", dir.path().join(roots));
         command.output().unwrap().status.success()
     };
-    assert!(works_with("ca.pem"));
-    assert!(!works_with("node.pem"), "the certificate of a node is no root");
+    assert!(works_with("node.pem"));
+    let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    fs::write(dir.path().join("other.pem"), other.cert.pem()).unwrap();
+    assert!(!works_with("other.pem"), "the node has another certificate");
 }
 
 #[tokio::test]
 async fn node_that_requires_a_client_certificate_gets_one() {
     let dir = tempfile::tempdir().unwrap();
-    let authority = write_certificates(dir.path());
+    let authority = write_certificate(dir.path());
     let (_node, port) = tls_node(dir.path(), true);
     let read = |name: &str| fs::read(dir.path().join(name)).unwrap();
     let builder = Quorum::builder().node(format!("rediss://127.0.0.1:{port}"));
@@ -113,7 +107,7 @@ async fn node_that_requires_a_client_certificate_gets_one() {
 #[tokio::test]
 async fn scheme_that_does_not_fit_the_port_is_a_permanent_error() {
     let dir = tempfile::tempdir().unwrap();
-    let authority = write_certificates(dir.path());
+    let authority = write_certificate(dir.path());
     let ((node, _reserved), tls_port) = tls_node(dir.path(), false);
     for (url, hint) in [
         (format!("rediss://127.0.0.1:{}", node.port()), "write redis://"),
@@ -135,7 +129,7 @@ async fn scheme_that_does_not_fit_the_port_is_a_permanent_error() {
 #[tokio::test]
 async fn slow_port_with_tls_is_not_taken_for_a_plain_one() {
     let dir = tempfile::tempdir().unwrap();
-    let authority = write_certificates(dir.path());
+    let authority = write_certificate(dir.path());
     let (_node, port) = tls_node(dir.path(), false);
     let proxy = Proxy::start(format!("redis://127.0.0.1:{port}"));
     // A handshake takes two of these round trips, longer than the wait for the probe.

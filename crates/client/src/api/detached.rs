@@ -175,19 +175,14 @@ fn to_text(bytes: &[u8]) -> String {
 }
 
 fn from_text(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        if first == b'%' {
-            let (digits, after) = after.split_at_checked(2)?;
-            // `from_str_radix` would accept a sign.
-            let digits = std::str::from_utf8(digits).ok().filter(|digits| !digits.contains('+'))?;
-            bytes.push(u8::from_str_radix(digits, 16).ok()?);
-            rest = after;
-        } else {
-            bytes.push(first);
-            rest = after;
-        }
+    let mut parts = text.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        let (digits, rest) = part.split_at_checked(2)?;
+        // `from_str_radix` would accept a sign.
+        let digits = Some(digits).filter(|digits| !digits.contains('+'))?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        bytes.extend(rest.as_bytes());
     }
     Some(bytes)
 }

@@ -327,35 +327,33 @@ mod tests {
     use tokio::time::{Duration, timeout};
 
     use crate::clock::tests::sleep_through;
-    use crate::{LostError, Ownership, Quorum};
+    use crate::{Lock, LostError, Ownership, Quorum};
 
     const SOON: Duration = Duration::from_secs(5);
 
+    async fn acquire(ttl: Duration) -> (Nodes, Lock) {
+        let nodes = Nodes::start(3);
+        let quorum = Quorum::builder().nodes(nodes.urls()).node_timeout(SOON);
+        let lock = quorum.connect().await.unwrap().lock("k").ttl(ttl).acquire().await.unwrap();
+        (nodes, lock)
+    }
+
     #[tokio::test]
     async fn lock_is_lost_when_the_machine_wakes_after_the_deadline() {
-        let nodes = Nodes::start(3);
-        let quorum =
-            Quorum::builder().nodes(nodes.urls()).node_timeout(SOON).connect().await.unwrap();
-        let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
+        let (_nodes, lock) = acquire(Duration::from_secs(30)).await;
         let watch = lock.watch();
         let waiting = tokio::spawn(async move { watch.lost().await });
         // The waiting task sets its timer before the machine sleeps.
         tokio::task::yield_now().await;
         sleep_through(Duration::from_secs(30));
         assert_eq!(lock.ownership(), Ownership::Lost);
-        let lost = timeout(SOON, waiting)
-            .await
-            .expect("the task did not notice the loss in time")
-            .unwrap();
+        let lost = timeout(SOON, waiting).await.expect("the task noticed no loss").unwrap();
         assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
     }
 
     #[tokio::test]
     async fn renewed_lock_is_extended_when_the_machine_wakes() {
-        let nodes = Nodes::start(3);
-        let quorum =
-            Quorum::builder().nodes(nodes.urls()).node_timeout(SOON).connect().await.unwrap();
-        let mut lock = quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+        let (_nodes, mut lock) = acquire(Duration::from_secs(60)).await;
         lock.renew();
         tokio::task::yield_now().await;
         sleep_through(Duration::from_secs(40));
