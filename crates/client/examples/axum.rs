@@ -97,20 +97,14 @@ async fn call_the_carrier() {
 /// same statement: see [`FenceGate`].
 #[derive(Default)]
 struct Store {
-    orders: Mutex<HashMap<u64, Order>>,
-}
-
-#[derive(Default)]
-struct Order {
-    gate: FenceGate,
-    shipped: bool,
+    /// Of each order that was shipped.
+    gates: Mutex<HashMap<u64, FenceGate>>,
 }
 
 impl Store {
     /// Refuses a fence that is smaller than that of the last write to the order.
     fn set_shipped(&self, order: u64, fence: Fence) -> Result<(), Stale> {
-        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        let order = orders.entry(order).or_default();
-        order.gate.pass(fence, || order.shipped = true)
+        let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        gates.entry(order).or_default().check(fence)
     }
 }

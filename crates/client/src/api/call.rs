@@ -1,7 +1,6 @@
 use std::sync::Arc;
-use std::time::Duration;
 
-use quorlock_core::client::{Answer, Context, Failure, NodeError, Reason, Shard, Spec, Token};
+use quorlock_core::client::{Answer, Context, Failure, NodeError, Reason, Shard, Spec};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -17,25 +16,8 @@ struct Calling<'a> {
     is_over: bool,
 }
 
-/// Acquires a lock within `wait`; `None` is no limit.
-pub(crate) async fn acquire(
-    shards: &Arc<Shards>,
-    spec: Spec,
-    wait: Option<Duration>,
-) -> Result<Arc<LockInner>, Failure> {
-    run(shards, spec, |shard, spec, ctx| shard.call(spec, wait, ctx)).await
-}
-
-/// Swaps the token of a lock that another process detached.
-pub(crate) async fn attach(
-    shards: &Arc<Shards>,
-    spec: Spec,
-    old: Token,
-) -> Result<Arc<LockInner>, Failure> {
-    run(shards, spec, |shard, spec, ctx| shard.attach(spec, old, ctx)).await
-}
-
-async fn run(
+/// Runs a call that acquires or attaches a lock.
+pub(crate) async fn run_call(
     shards: &Arc<Shards>,
     spec: Spec,
     begin: impl FnOnce(&mut Shard, Arc<Spec>, &mut Context<'_>) -> u64,

@@ -2,7 +2,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use quorlock_core::client::Mode;
+use quorlock_core::client::{Mode, Shard};
 
 use super::lock_inner::LockInner;
 use crate::{DetachedLock, ExtendError, LockWatch, LostError, ReleaseError, telemetry};
@@ -102,7 +102,7 @@ impl Lock {
     /// # Cancel safety
     /// Dropping the future leaves the extension to the background, which never shortens the lock.
     pub async fn extend(&mut self) -> Result<(), ExtendError> {
-        self.watch.inner.extend().await
+        self.watch.inner.run_round(Shard::extend).await
     }
 
     /// Releases the lock on all nodes, and returns when a majority has confirmed it.
@@ -160,10 +160,10 @@ impl Lock {
     /// that was never polled leaves the lock exclusive.
     pub async fn downgrade(&mut self) -> Result<(), ExtendError> {
         // An attached permit has one key. Only its slot shows that the key was one of several.
-        if self.slot.is_some() {
+        if self.slot.is_some() || self.keys().len() > 1 {
             return Err(ExtendError::NotShareable);
         }
-        self.watch.inner.downgrade().await
+        self.watch.inner.run_round(Shard::downgrade).await
     }
 
     /// Detaches the lock from this process, for another process to attach.

@@ -10,7 +10,7 @@ use quorlock_core::client::{Failure, Keys, Mode, Reason, Spec, limits};
 use tokio::time::{Instant, sleep};
 use tracing::Instrument as _;
 
-use super::call;
+use super::call::run_call;
 use super::queries::{self, PERMITS_MAX};
 use crate::driver::Shards;
 use crate::{
@@ -155,7 +155,8 @@ impl LockBuilder {
             Ok(spec) => {
                 // Pinned here, because the call is large, and the futures around it are moved.
                 let acquiring =
-                    pin!(call::acquire(&self.shards, spec, wait).instrument(span.clone()));
+                    run_call(&self.shards, spec, |shard, spec, ctx| shard.call(spec, wait, ctx));
+                let acquiring = pin!(acquiring.instrument(span.clone()));
                 let may_wait = wait != Some(Duration::ZERO);
                 let acquiring = async {
                     match self.kind {
@@ -363,7 +364,10 @@ impl LockBuilder {
             return Err(invalid(reason.into()));
         }
         self.shards.network.client_state.fences.learn(detached.fence, detached.fence);
-        let failure = match call::attach(&self.shards, spec, detached.token).await {
+        let attaching = run_call(&self.shards, spec, |shard, spec, ctx| {
+            shard.attach(spec, detached.token, ctx)
+        });
+        let failure = match attaching.await {
             Ok(inner) => return Ok(Lock::attached(inner, detached.slot)),
             Err(failure) => failure,
         };

@@ -5,16 +5,11 @@ use quorlock_core::Fence;
 use quorlock_core::client::{Answer, Context, Hold, Mode, Shard, Spec, Token};
 use quorlock_core::quorum::{self, ExtensionVerdict, LossReason, ReleaseVerdict};
 use tokio::sync::{Notify, oneshot};
-use tokio::time::sleep;
 
 use crate::driver::{Network, ReleaseResult, Shards, State};
 use crate::{
-    Coverage, Deadline, ExtendError, LostError, NodeAnswers, Ownership, ReleaseError, Released,
-    clock, telemetry,
+    Coverage, ExtendError, LostError, NodeAnswers, ReleaseError, Released, clock, telemetry,
 };
-
-/// Timers stop while the computer sleeps, and deadlines do not.
-const DEADLINE_CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// A held lock, which its handle and its watches share.
 pub(crate) struct LockInner {
@@ -26,7 +21,7 @@ pub(crate) struct LockInner {
     index: usize,
     number: u64,
     /// Notifies watches of the end of the lock.
-    ended: Notify,
+    pub(super) ended: Notify,
 }
 
 /// [`Shard::extend`] or [`Shard::downgrade`].
@@ -73,22 +68,6 @@ impl LockInner {
         ownership.unwrap_or(quorum::Ownership::Lost(LossReason::NotHeld))
     }
 
-    pub(crate) fn ownership_with_deadline(&self) -> Ownership {
-        let now = clock::now();
-        match self.ownership() {
-            quorum::Ownership::Held(left) => Ownership::Held(Deadline::new(now, left)),
-            quorum::Ownership::Uncertain(left) => Ownership::Uncertain(Deadline::new(now, left)),
-            quorum::Ownership::Lost(_) => Ownership::Lost,
-        }
-    }
-
-    pub(crate) fn remaining(&self) -> Duration {
-        match self.ownership() {
-            quorum::Ownership::Held(left) | quorum::Ownership::Uncertain(left) => left,
-            quorum::Ownership::Lost(_) => Duration::ZERO,
-        }
-    }
-
     /// The present mode, which a downgrade changes.
     pub(crate) fn mode(&self) -> Mode {
         self.read(Hold::mode).unwrap_or(self.spec.mode)
@@ -127,25 +106,8 @@ impl LockInner {
         self.read(Hold::is_revoked).unwrap_or_default()
     }
 
-    /// Waits for the end of the lock, at its deadline at the latest. Returns why it was lost, or
-    /// `None` when it was released or detached.
-    pub(crate) async fn ended(&self) -> Option<LostError> {
-        loop {
-            // From `enable` on, this task notices the end.
-            let ended = self.ended.notified();
-            tokio::pin!(ended);
-            ended.as_mut().enable();
-            match self.validity_or_end() {
-                Err(end) => return end,
-                Ok(left) => tokio::select! {
-                    () = ended => {}
-                    () = sleep(left.min(DEADLINE_CHECK_EVERY)) => {}
-                },
-            }
-        }
-    }
-
-    /// Returns the validity that is left. The error is what `ended` returns.
+    /// Returns the validity that is left. The error is why the lock was lost, or `None` when it was
+    /// released or detached.
     pub(crate) fn validity_or_end(&self) -> Result<Duration, Option<LostError>> {
         let read = |hold: &Hold| (!hold.was_given_up()).then(|| hold.ownership(clock::now()));
         match self.read(read).flatten() {
@@ -166,20 +128,8 @@ impl LockInner {
         });
     }
 
-    /// See [`crate::Lock::extend`].
-    pub(crate) async fn extend(self: &Arc<Self>) -> Result<(), ExtendError> {
-        self.run_round(Shard::extend).await
-    }
-
-    /// See [`crate::Lock::downgrade`].
-    pub(crate) async fn downgrade(self: &Arc<Self>) -> Result<(), ExtendError> {
-        if self.spec.keys.len() > 1 {
-            return Err(ExtendError::NotShareable);
-        }
-        self.run_round(Shard::downgrade).await
-    }
-
-    async fn run_round(self: &Arc<Self>, begin: BeginRound) -> Result<(), ExtendError> {
+    /// Runs an extension or a downgrade.
+    pub(crate) async fn run_round(self: &Arc<Self>, begin: BeginRound) -> Result<(), ExtendError> {
         // A lock that has ended by this machine's clocks is not extended: another client may hold
         // it.
         if !self.is_extensible()? {

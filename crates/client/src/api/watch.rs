@@ -1,11 +1,17 @@
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::Fence;
+use quorlock_core::quorum;
+use tokio::time::sleep;
 
 use super::lock_inner::LockInner;
-use crate::{Coverage, LostError, Ownership};
+use crate::{Coverage, Deadline, LostError, Ownership, clock};
+
+/// Timers stop while the computer sleeps, and deadlines do not.
+const DEADLINE_CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// A read-only view of a [`Lock`](crate::Lock). Cheap to clone.
 ///
@@ -41,12 +47,20 @@ impl LockWatch {
 
     /// How much longer the lock is certainly held; zero once it may have ended or was released.
     pub fn remaining(&self) -> Duration {
-        self.inner.remaining()
+        match self.inner.ownership() {
+            quorum::Ownership::Held(left) | quorum::Ownership::Uncertain(left) => left,
+            quorum::Ownership::Lost(_) => Duration::ZERO,
+        }
     }
 
     /// Whether the lock is held, and until when. A released lock is [`Ownership::Lost`].
     pub fn ownership(&self) -> Ownership {
-        self.inner.ownership_with_deadline()
+        let now = clock::now();
+        match self.inner.ownership() {
+            quorum::Ownership::Held(left) => Ownership::Held(Deadline::new(now, left)),
+            quorum::Ownership::Uncertain(left) => Ownership::Uncertain(Deadline::new(now, left)),
+            quorum::Ownership::Lost(_) => Ownership::Lost,
+        }
     }
 
     /// The number of nodes on which the lock is known to be held.
@@ -79,7 +93,18 @@ impl LockWatch {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn ended(&self) -> Option<LostError> {
-        self.inner.ended().await
+        loop {
+            // From `enable` on, this task notices the end.
+            let mut ended = pin!(self.inner.ended.notified());
+            ended.as_mut().enable();
+            match self.inner.validity_or_end() {
+                Err(end) => return end,
+                Ok(left) => tokio::select! {
+                    () = ended => {}
+                    () = sleep(left.min(DEADLINE_CHECK_EVERY)) => {}
+                },
+            }
+        }
     }
 
     pub(super) fn describe(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -44,8 +44,7 @@ pub(crate) struct OpenConnection {
 
 /// An event of a connection. `Suspicion`: the node has left a request unanswered.
 pub(super) enum LinkEvent {
-    Connected { node: usize, connection: Arc<Connection>, hello: Hello },
-    ConnectFailed { node: usize, connection: u64, error: NodeError },
+    Opened { node: usize, connection: u64, opened: Result<(Connection, Hello), NodeError> },
     Closed { node: usize, connection: u64 },
     Pong { node: usize, connection: u64 },
     Suspicion { node: usize, connection: u64 },
@@ -61,8 +60,8 @@ pub(super) struct Supervisor {
     connections: Vec<Vec<OpenConnection>>,
     pings: JoinSet<()>,
     events: mpsc::UnboundedSender<LinkEvent>,
-    view: Arc<ArcSwap<View>>,
-    changed: watch::Sender<()>,
+    pub(super) view: Arc<ArcSwap<View>>,
+    pub(super) changed: watch::Sender<()>,
 }
 
 impl Supervisor {
@@ -89,10 +88,6 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn view(&self) -> (Arc<ArcSwap<View>>, watch::Receiver<()>) {
-        (Arc::clone(&self.view), self.changed.subscribe())
-    }
-
     pub(super) async fn run(mut self, mut received: mpsc::UnboundedReceiver<LinkEvent>) {
         loop {
             self.links.handle_timeout(clock::now(), &self.client_state, &mut SystemRandom);
@@ -109,16 +104,17 @@ impl Supervisor {
     fn handle(&mut self, event: LinkEvent) {
         let now = clock::now();
         match event {
-            LinkEvent::Connected { node, connection, hello } => {
-                let number = connection.number;
+            LinkEvent::Opened { node, connection: number, opened } => {
                 self.connecting.remove(&(node, number));
-                if self.links.handle_connected(node, number, hello, now) {
-                    self.connections[node].push(OpenConnection { connection, until: None });
+                match opened {
+                    Ok((connection, hello)) => {
+                        if self.links.handle_connected(node, number, hello, now) {
+                            let connection = Arc::new(connection);
+                            self.connections[node].push(OpenConnection { connection, until: None });
+                        }
+                    }
+                    Err(error) => self.links.handle_connect_failed(node, number, error, now),
                 }
-            }
-            LinkEvent::ConnectFailed { node, connection, error } => {
-                self.connecting.remove(&(node, connection));
-                self.links.handle_connect_failed(node, connection, error, now);
             }
             LinkEvent::Closed { node, connection } => {
                 self.links.handle_closed(node, connection, now);
@@ -168,14 +164,12 @@ impl Supervisor {
             let on_close = move || {
                 let _ = close_events.send(LinkEvent::Closed { node, connection });
             };
-            let event = match open(&endpoint, connection, on_close).await {
-                Ok((opened, hello, took)) => {
-                    client_state.round_trips.sample(node, took);
-                    LinkEvent::Connected { node, connection: Arc::new(opened), hello }
-                }
-                Err(error) => LinkEvent::ConnectFailed { node, connection, error },
-            };
-            let _ = events.send(event);
+            let opened = open(&endpoint, connection, on_close).await;
+            let opened = opened.map(|(opened, hello, took)| {
+                client_state.round_trips.sample(node, took);
+                (opened, hello)
+            });
+            let _ = events.send(LinkEvent::Opened { node, connection, opened });
         });
         self.connecting.insert((node, connection), AbortOnDropHandle::new(task));
     }

@@ -44,7 +44,7 @@ impl Network {
         let (events, received) = mpsc::unbounded_channel();
         let client_state = Arc::new(ClientState::new(majority));
         let supervisor = Supervisor::new(&nodes, expected_set, &client_state, events.clone());
-        let (view, changed) = supervisor.view();
+        let (view, changed) = (Arc::clone(&supervisor.view), supervisor.changed.subscribe());
         let supervisor = runtime.spawn(supervisor.run(received));
         Arc::new(Self {
             nodes,
