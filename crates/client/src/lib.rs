@@ -78,8 +78,8 @@
 //! # What a lock cannot do
 //!
 //! A lock cannot stop a program that was paused and continues after its lock was lost. Send the
-//! lock's [`fence`](LockWatch::fence) with every write to the protected resource. The fence grows with
-//! every lock of a key, so the resource can refuse a fence that is smaller than the last one.
+//! lock's [`fence`](LockWatch::fence) with every write to the protected resource. The fence grows
+//! with every lock of a key, so the resource can refuse a fence that is smaller than the last one.
 //! [`FenceGate`] does this in Rust, and its documentation shows the same in SQL.
 //!
 //! # Testing your own code

@@ -201,22 +201,6 @@ async fn credentials_apply_to_urls_without_a_password() {
 }
 
 #[tokio::test]
-async fn url_may_have_a_database_number_and_a_unix_socket() {
-    let nodes = Nodes::start(3);
-    let quorum = connect(nodes.urls().into_iter().map(|url| format!("{url}?db=3"))).await;
-    let lock = quorum.lock("k").acquire().await.unwrap();
-    let mut connection = nodes[0].connection();
-    eventually_async(PATIENCE, "the key is in database 3", async || {
-        redis::cmd("SELECT").arg(3).exec(&mut connection).unwrap();
-        redis::cmd("EXISTS").arg("k").query(&mut connection).unwrap()
-    })
-    .await;
-    redis::cmd("SELECT").arg(0).exec(&mut connection).unwrap();
-    assert!(!redis::cmd("EXISTS").arg("k").query::<bool>(&mut connection).unwrap());
-    drop(lock);
-}
-
-#[tokio::test]
 async fn sentinel_and_cluster_are_refused_with_an_explanation() {
     for url in
         ["redis-sentinel://a/mymaster", "redis+cluster://user:secret@a", "rediss-cluster://a"]

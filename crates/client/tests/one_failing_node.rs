@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::common::{PATIENCE, net, quorum, wait_until_free};
+use crate::common::{PATIENCE, net, quorum, until_held_on, wait_until_free};
 use quorlock_client::{Ownership, Quorum};
 use quorlock_testkit::{Direction, eventually_async};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 #[tokio::test]
 async fn connections_recover_as_long_as_any_handle_lives() {
@@ -33,11 +33,7 @@ async fn connections_recover_as_long_as_any_handle_lives() {
 async fn all_grant(quorum: &Quorum) -> bool {
     let limit = Duration::from_millis(200);
     let Ok(lock) = quorum.lock("all").node_timeout(limit).try_acquire().await else { return false };
-    let started = Instant::now();
-    while lock.coverage().held < 3 && started.elapsed() < limit {
-        sleep(Duration::from_millis(2)).await;
-    }
-    let all = lock.coverage().held == 3;
+    let all = timeout(limit, until_held_on(&lock, 3)).await.is_ok();
     lock.release().await.is_ok() && all
 }
 

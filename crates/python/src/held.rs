@@ -21,7 +21,6 @@ pub(crate) struct Held {
 
 struct Inner {
     watch: LockWatch,
-    slot: Option<usize>,
     is_shared: bool,
     /// `None` for the default of the client.
     ttl: Option<Duration>,
@@ -33,9 +32,9 @@ struct Inner {
 
 impl Held {
     pub(crate) fn new(engine: &Arc<Engine>, lock: Lock, ttl: Option<Duration>) -> Self {
-        let (watch, slot, is_shared) = (lock.watch(), lock.slot(), lock.is_shared());
+        let (watch, is_shared) = (lock.watch(), lock.is_shared());
         let (engine, lock) = (Arc::clone(engine), Arc::new(Mutex::new(Some(lock))));
-        Self { inner: OfProcess::new(Inner { watch, slot, is_shared, ttl, lock, engine }) }
+        Self { inner: OfProcess::new(Inner { watch, is_shared, ttl, lock, engine }) }
     }
 
     /// Runs a call with the lock, after other calls with it.
@@ -96,7 +95,7 @@ impl Held {
 
     #[getter]
     fn slot(&self) -> PyResult<Option<usize>> {
-        Ok(self.inner.get()?.slot)
+        Ok(self.inner.get()?.watch.slot())
     }
 
     /// Whether the lock was shared when it was acquired.

@@ -69,7 +69,7 @@ impl Quorum {
         Self { builder, engine: Mutex::new(None) }
     }
 
-    /// Acquires a lock: a [`Held`](crate::held::Held). `wait` is `None` for the wait of the request, and zero for one
+    /// Acquires a lock: a `Held`. `wait` is `None` for the wait of the request, and zero for one
     /// attempt.
     #[pyo3(signature = (request, wait=None, into=None))]
     fn acquire(
@@ -93,7 +93,7 @@ impl Quorum {
         })
     }
 
-    /// Attaches a detached lock: a [`Held`](crate::held::Held). `ttl` is `None` for the ttl that the lock has.
+    /// Attaches a detached lock: a `Held`. `ttl` is `None` for the ttl that the lock has.
     #[pyo3(signature = (detached, ttl=None, renew=true, into=None))]
     fn attach(
         &self,

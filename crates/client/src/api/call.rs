@@ -16,10 +16,11 @@ struct Calling<'a> {
     is_over: bool,
 }
 
-/// Runs a call that acquires or attaches a lock.
+/// Runs a call that acquires a lock, or attaches one that had this slot.
 pub(crate) async fn run_call(
     shards: &Arc<Shards>,
     spec: Spec,
+    slot: Option<usize>,
     begin: impl FnOnce(&mut Shard, Arc<Spec>, &mut Context<'_>) -> u64,
 ) -> Result<Arc<LockInner>, Failure> {
     let (started, index) = (Instant::now(), shards.of(spec.name()));
@@ -31,7 +32,7 @@ pub(crate) async fn run_call(
     });
     let mut calling = Calling { shards, index, number, is_over: false };
     let reason = match ended.await {
-        Ok(Ok(attempts)) => match LockInner::acquired(shards, index, number, attempts) {
+        Ok(Ok(attempts)) => match LockInner::acquired(shards, index, number, attempts, slot) {
             Some(lock) => {
                 calling.is_over = true;
                 return Ok(lock);

@@ -46,7 +46,7 @@ pub enum InvalidDetached {
 }
 
 impl DetachedLock {
-    pub(crate) fn new(lock: &LockInner, slot: Option<usize>, remaining: Duration) -> Self {
+    pub(crate) fn new(lock: &LockInner, remaining: Duration) -> Self {
         Self {
             keys: lock.spec.keys.clone(),
             token: lock.token,
@@ -54,7 +54,7 @@ impl DetachedLock {
             fence: lock.fence,
             until: SystemTime::now() + remaining,
             mode: lock.mode(),
-            slot,
+            slot: lock.slot,
         }
     }
 
@@ -68,7 +68,7 @@ impl DetachedLock {
         self.keys.iter()
     }
 
-    /// The number of its slot, if the lock is a permit: see [`Lock::slot`](crate::Lock::slot).
+    /// The number of its slot, if the lock is a permit: see [`Lock::slot`](crate::LockWatch::slot).
     pub fn slot(&self) -> Option<usize> {
         self.slot
     }

@@ -2,7 +2,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use quorlock_core::client::{Mode, Shard};
+use quorlock_core::client::Shard;
 
 use super::lock_inner::LockInner;
 use crate::{DetachedLock, ExtendError, LockWatch, LostError, ReleaseError, telemetry};
@@ -20,7 +20,6 @@ use crate::{DetachedLock, ExtendError, LockWatch, LostError, ReleaseError, telem
 #[must_use = "a lock that is dropped is released"]
 pub struct Lock {
     watch: LockWatch,
-    slot: Option<usize>,
 }
 
 /// The number of nodes on which a lock is known to be held.
@@ -45,28 +44,7 @@ pub enum Released {
 
 impl Lock {
     pub(crate) fn new(inner: Arc<LockInner>) -> Self {
-        let slot = inner.spec.slot();
-        Self::attached(inner, slot)
-    }
-
-    /// `slot` is the slot that the lock had before it was detached.
-    pub(crate) fn attached(inner: Arc<LockInner>, slot: Option<usize>) -> Self {
-        Self { watch: LockWatch::new(inner), slot }
-    }
-
-    /// Returns which key was chosen, if the lock is a permit or a lock on one of several keys.
-    ///
-    /// This is the number of the slot of a [permit](crate::Quorum::semaphore), or the position of
-    /// the locked key among [several keys](crate::Quorum::lock_any) in byte order, from 0; `None`
-    /// for other locks. A lock that was detached and attached keeps its slot.
-    pub fn slot(&self) -> Option<usize> {
-        self.slot
-    }
-
-    /// Whether the lock was acquired [shared](crate::LockBuilder::shared) or was
-    /// [downgraded](Self::downgrade), so that other clients may hold it at the same time.
-    pub fn is_shared(&self) -> bool {
-        self.watch.inner.mode() == Mode::Shared
+        Self { watch: LockWatch { inner } }
     }
 
     /// A view of the lock that shows whether it is held, and cannot end it.
@@ -160,7 +138,7 @@ impl Lock {
     /// that was never polled leaves the lock exclusive.
     pub async fn downgrade(&mut self) -> Result<(), ExtendError> {
         // An attached permit has one key. Only its slot shows that the key was one of several.
-        if self.slot.is_some() || self.keys().len() > 1 {
+        if self.slot().is_some() || self.keys().len() > 1 {
             return Err(ExtendError::NotShareable);
         }
         self.watch.inner.run_round(Shard::downgrade).await
@@ -177,7 +155,7 @@ impl Lock {
     pub fn detach(self) -> DetachedLock {
         let inner = &self.watch.inner;
         telemetry::ended(inner, "detached");
-        DetachedLock::new(inner, self.slot, inner.detach())
+        DetachedLock::new(inner, inner.detach())
     }
 
     /// Describes the lock for a process that releases it after this process has died.
@@ -186,7 +164,7 @@ impl Lock {
     /// [`Quorum::release_detached`](crate::Quorum::release_detached), once nothing that the lock
     /// protects runs any more. Attaching it would take the lock away from this handle.
     pub fn to_detached(&self) -> DetachedLock {
-        DetachedLock::new(&self.watch.inner, self.slot, self.remaining())
+        DetachedLock::new(&self.watch.inner, self.remaining())
     }
 }
 

@@ -154,8 +154,9 @@ impl LockBuilder {
         let outcome = match self.spec() {
             Ok(spec) => {
                 // Pinned here, because the call is large, and the futures around it are moved.
-                let acquiring =
-                    run_call(&self.shards, spec, |shard, spec, ctx| shard.call(spec, wait, ctx));
+                let acquiring = run_call(&self.shards, spec, None, |shard, spec, ctx| {
+                    shard.call(spec, wait, ctx)
+                });
                 let acquiring = pin!(acquiring.instrument(span.clone()));
                 let may_wait = wait != Some(Duration::ZERO);
                 let acquiring = async {
@@ -323,7 +324,8 @@ impl LockBuilder {
             let mut work = pin!(work(watch.clone()));
             let mut ended = pin!(watch.ended());
             poll_fn(|cx| {
-                // Timers fire late in a process that was paused, so each poll reads the clock first.
+                // Timers fire late in a process that was paused, so each poll reads the clock
+                // first.
                 if let Err(end) = watch.inner.validity_or_end() {
                     return Poll::Ready(Err(end));
                 }
@@ -364,11 +366,11 @@ impl LockBuilder {
             return Err(invalid(reason.into()));
         }
         self.shards.network.client_state.fences.learn(detached.fence, detached.fence);
-        let attaching = run_call(&self.shards, spec, |shard, spec, ctx| {
+        let attaching = run_call(&self.shards, spec, detached.slot, |shard, spec, ctx| {
             shard.attach(spec, detached.token, ctx)
         });
         let failure = match attaching.await {
-            Ok(inner) => return Ok(Lock::attached(inner, detached.slot)),
+            Ok(inner) => return Ok(Lock::new(inner)),
             Err(failure) => failure,
         };
         let nodes = self.shards.network.report(failure.answers);

@@ -17,6 +17,8 @@ pub(crate) struct LockInner {
     pub(crate) spec: Arc<Spec>,
     pub(crate) fence: Fence,
     pub(crate) token: Token,
+    /// Which of several keys it is on, also after it was detached and attached.
+    pub(crate) slot: Option<usize>,
     /// The index of its shard, and its number there.
     index: usize,
     number: u64,
@@ -35,6 +37,7 @@ impl LockInner {
         index: usize,
         number: u64,
         attempts: u32,
+        slot: Option<usize>,
     ) -> Option<Arc<Self>> {
         let lock = shards.with_state(index, |state| {
             let hold = state.machines.hold(number)?;
@@ -43,6 +46,7 @@ impl LockInner {
                 spec: Arc::clone(hold.spec()),
                 fence: hold.fence(),
                 token: hold.token(),
+                slot: slot.or(hold.spec().slot()),
                 index,
                 number,
                 ended: Notify::new(),

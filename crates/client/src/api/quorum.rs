@@ -129,8 +129,8 @@ impl Quorum {
     /// Describes a lock on one of up to 64 keys: on the first that becomes free.
     ///
     /// Use it to take one of several resources that do the same work. The lock is an ordinary lock
-    /// on the key that [`Lock::key`](crate::LockWatch::key) returns. All clients should name the same
-    /// keys, in any order.
+    /// on the key that [`Lock::key`](crate::LockWatch::key) returns. All clients should name the
+    /// same keys, in any order.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -146,8 +146,8 @@ impl Quorum {
     /// Describes a permit of a semaphore. At most `permits` (1 to 64) permits are held at a time.
     ///
     /// A permit is an ordinary lock on one of the keys `name:00`, `name:01` and so on. The number
-    /// in the key is the permit's [slot](crate::Lock::slot). Each permit has its own deadline and
-    /// fence. Fences grow within a slot, and those of different slots are unrelated.
+    /// in the key is the permit's [slot](crate::LockWatch::slot). Each permit has its own deadline
+    /// and fence. Fences grow within a slot, and those of different slots are unrelated.
     ///
     /// All clients must use the same number of permits: a client with a larger number admits that
     /// many holders. A client that finds the semaphore full checks whether [another client uses a

@@ -1,4 +1,5 @@
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use crate::driver::NodeInfo;
 use crate::transport::{Endpoint, WaitConnectionPool};
 use crate::{ConnectError, Quorum};
 
-/// Describes the nodes of a quorum and how to connect to them. Made by [`Quorum::builder`].
+/// Describes the nodes of a quorum and how to connect to them. Made by [`Quorum::builder`], and by
+/// [`blocking::Quorum::builder`](crate::blocking::Quorum::builder) for the other `Q`.
 ///
 /// ```no_run
 /// # #[cfg(feature = "tls")]
@@ -31,7 +33,7 @@ use crate::{ConnectError, Quorum};
 /// ```
 #[derive(Clone)]
 #[must_use = "nothing is connected until connect is called"]
-pub struct QuorumBuilder {
+pub struct QuorumBuilder<Q = Quorum> {
     nodes: Vec<NodeSource>,
     credentials: Option<(String, String)>,
     #[cfg(feature = "tls")]
@@ -41,6 +43,7 @@ pub struct QuorumBuilder {
     node_timeout: Option<Duration>,
     connect_timeout: Duration,
     set: Option<String>,
+    makes: PhantomData<fn() -> Q>,
 }
 
 #[derive(Clone)]
@@ -49,7 +52,7 @@ enum NodeSource {
     Client(Box<Client>),
 }
 
-impl QuorumBuilder {
+impl<Q> QuorumBuilder<Q> {
     pub(crate) fn new() -> Self {
         Self {
             nodes: Vec::new(),
@@ -61,6 +64,7 @@ impl QuorumBuilder {
             node_timeout: None,
             connect_timeout: limits::HANDSHAKE,
             set: None,
+            makes: PhantomData,
         }
     }
 
@@ -126,7 +130,7 @@ impl QuorumBuilder {
         self
     }
 
-    /// How long [`connect`](Self::connect) waits for a majority. Default: 5 s.
+    /// How long [`connect`](Quorum::connect) waits for a majority. Default: 5 s.
     ///
     /// After that time `connect` returns, and the client keeps trying to reach the nodes. With a
     /// short limit, the first call for a lock may find that too few nodes are connected.
@@ -141,14 +145,7 @@ impl QuorumBuilder {
         self
     }
 
-    /// Connects: see [`Quorum::connect`].
-    ///
-    /// # Errors
-    /// See [`Quorum::connect`].
-    ///
-    /// # Cancel safety
-    /// Dropping the future closes the connections.
-    pub async fn connect(self) -> Result<Quorum, ConnectError> {
+    pub(crate) async fn open_all(self) -> Result<Quorum, ConnectError> {
         let nodes = self.nodes.iter().map(|node| self.open(node)).collect::<Result<_, _>>()?;
         Quorum::start(nodes, self.set, self.node_timeout, self.connect_timeout).await
     }
@@ -219,7 +216,20 @@ impl QuorumBuilder {
     }
 }
 
-impl fmt::Debug for QuorumBuilder {
+impl QuorumBuilder {
+    /// Connects: see [`Quorum::connect`].
+    ///
+    /// # Errors
+    /// See [`Quorum::connect`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the connections.
+    pub async fn connect(self) -> Result<Quorum, ConnectError> {
+        self.open_all().await
+    }
+}
+
+impl<Q> fmt::Debug for QuorumBuilder<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |node: &NodeSource| match node {
             NodeSource::Url(url) => redact_url(url),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::Fence;
+use quorlock_core::client::Mode;
 use quorlock_core::quorum;
 use tokio::time::sleep;
 
@@ -22,10 +23,6 @@ pub struct LockWatch {
 }
 
 impl LockWatch {
-    pub(crate) fn new(inner: Arc<LockInner>) -> Self {
-        Self { inner }
-    }
-
     /// The locked key. For [several keys](crate::Quorum::lock_all), the first one in byte order.
     pub fn key(&self) -> &[u8] {
         self.inner.spec.keys.first()
@@ -34,6 +31,21 @@ impl LockWatch {
     /// The locked keys, in byte order.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.inner.spec.keys.iter()
+    }
+
+    /// Returns which key was chosen, if the lock is a permit or a lock on one of several keys.
+    ///
+    /// This is the number of the slot of a [permit](crate::Quorum::semaphore), or the position of
+    /// the locked key among [several keys](crate::Quorum::lock_any) in byte order, from 0; `None`
+    /// for other locks. A lock that was detached and attached keeps its slot.
+    pub fn slot(&self) -> Option<usize> {
+        self.inner.slot
+    }
+
+    /// Whether the lock was acquired [shared](crate::LockBuilder::shared) or was
+    /// [downgraded](crate::Lock::downgrade), so that other clients may hold it at the same time.
+    pub fn is_shared(&self) -> bool {
+        self.inner.mode() == Mode::Shared
     }
 
     /// The fence of the lock, which is larger than that of every earlier holder of the key.

@@ -7,75 +7,15 @@ use super::{Lock, LockWatch, Quorum};
 use crate::{AcquireError, AttachError, ConnectError, DetachedLock, Holder, RunError};
 
 /// Describes the nodes of a quorum: a [`crate::QuorumBuilder`] whose calls block.
-#[derive(Clone, Debug)]
-#[must_use = "nothing is connected until connect is called"]
-pub struct QuorumBuilder {
-    builder: crate::QuorumBuilder,
-}
+pub type QuorumBuilder = crate::QuorumBuilder<Quorum>;
 
 impl QuorumBuilder {
-    pub(super) fn new(builder: crate::QuorumBuilder) -> Self {
-        Self { builder }
-    }
-
-    /// Adds a node: see [`crate::Quorum::connect`].
-    pub fn node(self, url: impl AsRef<str>) -> Self {
-        Self::new(self.builder.node(url))
-    }
-
-    /// Adds nodes: see [`crate::Quorum::connect`].
-    pub fn nodes<U: AsRef<str>>(self, urls: impl IntoIterator<Item = U>) -> Self {
-        Self::new(self.builder.nodes(urls))
-    }
-
-    /// Adds the node of a redis-rs client: see [`crate::QuorumBuilder::redis_client`].
-    pub fn redis_client(self, client: ::redis::Client) -> Self {
-        Self::new(self.builder.redis_client(client))
-    }
-
-    /// The root certificates of the nodes: see [`crate::QuorumBuilder::root_certificates`].
-    #[cfg(feature = "tls")]
-    pub fn root_certificates(self, pem: impl Into<Vec<u8>>) -> Self {
-        Self::new(self.builder.root_certificates(pem))
-    }
-
-    /// The certificate of this client: see [`crate::QuorumBuilder::client_certificate`].
-    #[cfg(feature = "tls")]
-    pub fn client_certificate(
-        self,
-        chain_pem: impl Into<Vec<u8>>,
-        key_pem: impl Into<Vec<u8>>,
-    ) -> Self {
-        Self::new(self.builder.client_certificate(chain_pem, key_pem))
-    }
-
-    /// The user and the password of all nodes without their own: see
-    /// [`crate::QuorumBuilder::credentials`].
-    pub fn credentials(self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        Self::new(self.builder.credentials(user, password))
-    }
-
-    /// How long a node may take to answer: see [`crate::QuorumBuilder::node_timeout`].
-    pub fn node_timeout(self, limit: Duration) -> Self {
-        Self::new(self.builder.node_timeout(limit))
-    }
-
-    /// How long connecting waits for a majority: see [`crate::QuorumBuilder::connect_timeout`].
-    pub fn connect_timeout(self, limit: Duration) -> Self {
-        Self::new(self.builder.connect_timeout(limit))
-    }
-
-    /// The name of the nodes' set: see [`crate::QuorumBuilder::set`].
-    pub fn set(self, name: impl Into<String>) -> Self {
-        Self::new(self.builder.set(name))
-    }
-
     /// Connects: see [`crate::Quorum::connect`].
     ///
     /// # Errors
     /// See [`crate::Quorum::connect`].
     pub fn connect(self) -> Result<Quorum, ConnectError> {
-        Quorum::start(self.builder)
+        Quorum::start(self.open_all())
     }
 }
 

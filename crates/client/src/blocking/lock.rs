@@ -28,11 +28,6 @@ impl Lock {
         Self { lock, watch }
     }
 
-    /// Which of several keys is locked: see [`crate::Lock::slot`].
-    pub fn slot(&self) -> Option<usize> {
-        self.lock.slot()
-    }
-
     /// A view of the lock that shows whether it is held, and cannot end it.
     pub fn watch(&self) -> LockWatch {
         self.watch.clone()
@@ -50,11 +45,6 @@ impl Lock {
     /// See [`crate::Lock::extend`].
     pub fn extend(&mut self) -> Result<(), ExtendError> {
         self.watch.thread.block_on(self.lock.extend())
-    }
-
-    /// Whether other clients may hold the lock at the same time: see [`crate::Lock::is_shared`].
-    pub fn is_shared(&self) -> bool {
-        self.lock.is_shared()
     }
 
     /// Turns an exclusive lock into a shared one: see [`crate::Lock::downgrade`].

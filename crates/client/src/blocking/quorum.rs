@@ -31,8 +31,10 @@ pub struct Revocation {
 }
 
 impl Quorum {
-    pub(super) fn start(builder: crate::QuorumBuilder) -> Result<Self, ConnectError> {
-        let (quorum, thread) = QuorumThread::start(builder.connect())?;
+    pub(super) fn start(
+        connecting: impl Future<Output = Result<crate::Quorum, ConnectError>> + Send + 'static,
+    ) -> Result<Self, ConnectError> {
+        let (quorum, thread) = QuorumThread::start(connecting)?;
         Ok(Self { quorum, thread: Arc::new(thread) })
     }
 
@@ -46,7 +48,7 @@ impl Quorum {
 
     /// Describes a quorum with more options: certificates, limits, the name of the set.
     pub fn builder() -> QuorumBuilder {
-        QuorumBuilder::new(crate::Quorum::builder())
+        QuorumBuilder::new()
     }
 
     /// Describes a lock on `key`.

@@ -42,9 +42,12 @@ pub(crate) struct OpenConnection {
     until: Option<Moment>,
 }
 
+/// A new connection, or why there is none.
+type Opened = Box<Result<(Connection, Hello), NodeError>>;
+
 /// An event of a connection. `Suspicion`: the node has left a request unanswered.
 pub(super) enum LinkEvent {
-    Opened { node: usize, connection: u64, opened: Result<(Connection, Hello), NodeError> },
+    Opened { node: usize, connection: u64, opened: Opened },
     Closed { node: usize, connection: u64 },
     Pong { node: usize, connection: u64 },
     Suspicion { node: usize, connection: u64 },
@@ -106,7 +109,7 @@ impl Supervisor {
         match event {
             LinkEvent::Opened { node, connection: number, opened } => {
                 self.connecting.remove(&(node, number));
-                match opened {
+                match *opened {
                     Ok((connection, hello)) => {
                         if self.links.handle_connected(node, number, hello, now) {
                             let connection = Arc::new(connection);
@@ -169,6 +172,7 @@ impl Supervisor {
                 client_state.round_trips.sample(node, took);
                 (opened, hello)
             });
+            let opened = Box::new(opened);
             let _ = events.send(LinkEvent::Opened { node, connection, opened });
         });
         self.connecting.insert((node, connection), AbortOnDropHandle::new(task));

@@ -5,7 +5,7 @@
 use std::fmt::{Debug, Write as _};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use quorlock_client::{AcquireError, Lock, LockBuilder, NodeError, Quorum, blocking};
 use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, eventually_async};
@@ -108,23 +108,6 @@ pub(crate) fn assert_refused(result: &Result<Lock, AcquireError>) {
     assert!(matches!(result, Err(AcquireError::Held { .. })), "{result:?}");
 }
 
-/// Asserts that a call for a held lock waits and then times out. On a busy machine, too few nodes
-/// may answer the last requests of a call, so there are several tries.
-pub(crate) async fn assert_times_out(lock: LockBuilder, wait: Duration) {
-    let lock = lock.wait(wait);
-    for _ in 0..5 {
-        let started = Instant::now();
-        let error = lock.acquire().await.unwrap_err();
-        if let AcquireError::TimedOut { waited, .. } = error {
-            // The call sends its last requests a few round trips before its wait ends.
-            assert!(waited.min(started.elapsed()) >= wait * 9 / 10, "{error}");
-            return;
-        }
-        assert!(matches!(error, AcquireError::NoQuorum { .. }), "{error}");
-    }
-    panic!("no call timed out");
-}
-
 /// Returns the error of the first node that did not vote.
 #[track_caller]
 pub(crate) fn first_failure(error: &AcquireError) -> &NodeError {
@@ -162,14 +145,10 @@ pub(crate) fn calls(server: &Server, command: &str) -> u64 {
     counts.sum()
 }
 
-pub(crate) fn waiters(server: &Server) -> u64 {
-    info(server, "lock_waiters")
-}
-
 /// Waits until `n` calls stand in line on each running node.
 pub(crate) async fn until_in_line(nodes: &Nodes, n: u64) {
     eventually_async(PATIENCE, &format!("{n} calls stand in line on each node"), async || {
-        running(nodes).all(|node| waiters(node) == n)
+        running(nodes).all(|node| info::<u64>(node, "lock_waiters") == n)
     })
     .await;
 }
