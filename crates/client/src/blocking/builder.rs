@@ -95,7 +95,7 @@ impl LockBuilder {
     ///
     /// The lock is renewed until the work is finished, up to [`max_hold`](Self::max_hold). A loss
     /// does not stop the work: before each step that needs the lock, the work must check
-    /// [`LockWatch::remaining`].
+    /// [`LockWatch::remaining`](crate::LockWatch::remaining).
     ///
     /// # Errors
     /// - [`RunError::NotAcquired`]: the lock was not acquired, and the work did not begin.
