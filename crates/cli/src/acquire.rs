@@ -1,7 +1,7 @@
 //! `quorlock acquire`; and what it shares with `quorlock run`: options, and the wait for the lock.
 
 use std::convert::Infallible;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::future::pending;
 use std::io::{IsTerminal as _, stderr};
 use std::os::unix::ffi::OsStrExt as _;
@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use crate::config::Defaults;
 use crate::exit::Ended;
 use crate::handle::{self, HandleOutput};
-use crate::nodes::{self, NodeArgs};
+use crate::nodes::{self, NodeArgs, NodeSettings};
 use crate::output::{escape_short, say, say_in_background};
 use crate::system::Signals;
 use crate::values::duration;
@@ -46,32 +46,11 @@ pub(crate) const FLUSH_LIMIT: Duration = Duration::from_millis(250);
     after_long_help = [EXIT_CODES, EXAMPLE, nodes::SEE_ALSO].join("\n\n"),
 )]
 pub(crate) struct Acquire {
-    /// The lock's name: the key on every node
-    #[arg(value_parser = values::key_parser())]
-    key: OsString,
+    #[command(flatten)]
+    lock: LockArgs,
 
     #[command(flatten)]
     format: HandleOutput,
-
-    /// How long the lock lasts unless it is extended, at least 100ms [default: 10s]
-    #[arg(long, value_parser = duration, value_name = "TIME")]
-    ttl: Option<Duration>,
-
-    #[command(flatten)]
-    wait: WaitArgs,
-
-    #[command(flatten)]
-    kind: KindArgs,
-
-    /// The owner label of the lock [default: `HOST:PID (detached)`]
-    ///
-    /// `quorlock inspect` and LOCK.INSPECT show it. The default PID is that of the calling process,
-    /// usually a script, because this program ends before the lock does.
-    #[arg(long, value_name = "LABEL")]
-    owner: Option<String>,
-
-    #[command(flatten)]
-    nodes: NodeArgs,
 }
 
 const EXIT_CODES: &str = "Exit codes:
@@ -90,54 +69,45 @@ const EXAMPLE: &str = "Example:
   handle=$new
   echo second step";
 
-pub(crate) async fn acquire(args: Acquire) -> anyhow::Result<ExitCode> {
+pub(crate) async fn acquire(mut args: Acquire) -> anyhow::Result<ExitCode> {
     // Listens first: a signal must not end this program while it holds a lock.
     let mut signals = Signals::listen()?;
-    let nodes = args.nodes.load()?;
+    let nodes = args.lock.load()?;
+    args.lock.owner.get_or_insert_with(handle::default_owner);
     let called_at = Instant::now();
     let quorum = signals.interrupting(nodes.connect_before_call(None)).await??;
-    let outcome =
-        signals.interrupting(acquire_and_print(&quorum, args, nodes.defaults, called_at)).await;
+    let outcome = signals.interrupting(acquire_and_print(&quorum, &args, called_at)).await;
     let _ = quorum.flush(FLUSH_LIMIT).await;
     outcome?
 }
 
 async fn acquire_and_print(
     quorum: &Quorum,
-    args: Acquire,
-    defaults: Defaults,
+    args: &Acquire,
     called_at: Instant,
 ) -> anyhow::Result<ExitCode> {
-    let wait = args.wait.limit(defaults.wait);
-    let ttl = check_ttl(args.ttl.or(defaults.ttl).unwrap_or(DEFAULT_TTL))?;
-    let owner = args.owner.or(defaults.owner).unwrap_or_else(handle::default_owner);
-    let builder = args.kind.lock(quorum, &args.key).ttl(ttl).owner(owner);
-    let warn_of_larger = async || args.kind.warn_of_larger(quorum, &args.key).await;
-    let acquired = Box::pin(try_then_wait(builder, called_at, wait, false, warn_of_larger)).await;
+    let acquired = Box::pin(args.lock.acquire(quorum, called_at, None, false)).await;
     let lock = acquired.map_err(|error| not_acquired(error, exit::CONFLICT, true))?;
     args.format.detach_and_print(quorum, lock).await?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The options of `run` and `acquire` that choose the kind of the lock.
+/// The options of `run` and `acquire`: the lock, and how long to wait for it.
 #[derive(clap::Args)]
-pub(crate) struct KindArgs {
-    /// Share the lock with others that have --shared
-    ///
-    /// For commands that only read. Without this option, the lock is exclusive.
-    #[arg(long)]
-    shared: bool,
+pub(crate) struct LockArgs {
+    /// The lock's name: the key on every node
+    #[arg(value_parser = values::key_parser())]
+    pub(crate) key: OsString,
 
-    /// Let at most N, 1 to 64, hold KEY at a time
-    ///
-    /// KEY is then a semaphore. Give the same number everywhere.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with = "shared")]
-    permits: Option<u8>,
-}
+    #[command(flatten)]
+    nodes: NodeArgs,
 
-/// The options of `run` and `acquire` that say how long to wait.
-#[derive(clap::Args)]
-pub(crate) struct WaitArgs {
+    /// The ttl: the lock ends this long after its last extension [default: 10s]
+    ///
+    /// Give at least 100ms. `quorlock run` extends the lock whenever a third of the ttl has passed.
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    ttl: Option<Duration>,
+
     /// Wait at most this long [default: for ever]
     ///
     /// The time includes connecting.
@@ -154,23 +124,118 @@ pub(crate) struct WaitArgs {
     /// take four times that time.
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     no_wait: bool,
+
+    /// Share the lock with others that have --shared
+    ///
+    /// For commands that only read. Without this option, the lock is exclusive.
+    #[arg(long)]
+    shared: bool,
+
+    /// Let at most N, 1 to 64, hold KEY at a time
+    ///
+    /// KEY is then a semaphore. Give the same number everywhere.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with = "shared")]
+    permits: Option<u8>,
+
+    /// The owner label of the lock [default: HOST:PID]
+    ///
+    /// `quorlock inspect` and LOCK.INSPECT show it. `quorlock acquire` ends before the lock does:
+    /// its default is `HOST:PID (detached)`, with the PID of the calling process, usually a script.
+    #[arg(long, value_name = "LABEL")]
+    owner: Option<String>,
 }
 
-impl KindArgs {
-    pub(crate) fn lock(&self, quorum: &Quorum, key: &OsStr) -> LockBuilder {
-        let key = key.as_bytes();
-        match self.permits {
+impl LockArgs {
+    /// Finds the nodes, and the values of missing options in configuration files.
+    pub(crate) fn load(&mut self) -> anyhow::Result<NodeSettings> {
+        let nodes = self.nodes.load()?;
+        let Defaults { ttl, wait, owner } = &nodes.defaults;
+        self.ttl = self.ttl.or(*ttl);
+        self.wait = self.wait.or(self.wait_seconds).or(*wait);
+        self.owner = self.owner.take().or_else(|| owner.clone());
+        check_ttl(self.ttl())?;
+        Ok(nodes)
+    }
+
+    pub(crate) fn ttl(&self) -> Duration {
+        self.ttl.unwrap_or(DEFAULT_TTL)
+    }
+
+    /// Tries once, and then waits for the lock. The wait counts from `called_at`, and so includes
+    /// the time to connect.
+    ///
+    /// Prints why it waits: at once, or after [`NOTICE_AFTER`] if the lock is merely in use. Then
+    /// it prints this only on a terminal or if `verbose`, so that cron sends no mail. After that
+    /// time, or if the lock is held, also warns of a larger number of permits.
+    pub(crate) async fn acquire(
+        &self,
+        quorum: &Quorum,
+        called_at: Instant,
+        node_timeout: Option<Duration>,
+        verbose: bool,
+    ) -> Result<Lock, AcquireError> {
+        let builder = self.builder(quorum, node_timeout);
+        let wait = if self.no_wait { Duration::ZERO } else { self.wait.unwrap_or(Duration::MAX) };
+        let reason = match builder.try_acquire().await {
+            Err(error) if called_at.elapsed() < wait && !waiting_cannot_help(&error) => error,
+            Err(AcquireError::Held { nodes, .. }) => {
+                self.warn_of_larger(quorum).await;
+                return Err(AcquireError::Held { nodes, holder: builder.holder().await });
+            }
+            decided => return decided,
+        };
+        let builder = builder.wait(wait.saturating_sub(called_at.elapsed()));
+        let tells_holder = is_usual(&reason) && (verbose || stderr().is_terminal());
+        if !is_usual(&reason) {
+            say(format_args!("waiting: {}", exit::describe(&reason)));
+        }
+        let waits_since = Instant::now();
+        let notices = async {
+            sleep(NOTICE_AFTER).await;
+            if tells_holder {
+                let holder = builder.holder().await;
+                say_in_background(format!("waiting: {}", exit::describe_wait(reason, holder)));
+            }
+            self.warn_of_larger(quorum).await;
+            pending::<Infallible>().await
+        };
+        // The notices must not delay the grant.
+        let acquired = tokio::select! {
+            biased;
+            acquired = builder.acquire() => acquired,
+            never = notices => match never {},
+        };
+        if matches!(acquired, Err(AcquireError::TimedOut { .. }))
+            && waits_since.elapsed() < NOTICE_AFTER
+        {
+            self.warn_of_larger(quorum).await;
+        }
+        acquired
+    }
+
+    fn builder(&self, quorum: &Quorum, node_timeout: Option<Duration>) -> LockBuilder {
+        let key = self.key.as_bytes();
+        let mut builder = match self.permits {
             Some(permits) => quorum.semaphore(key, permits.into()),
             None if self.shared => quorum.lock(key).shared(),
             None => quorum.lock(key),
+        };
+        if let Some(owner) = &self.owner {
+            builder = builder.owner(owner);
         }
+        if let Some(limit) = node_timeout {
+            builder = builder.node_timeout(limit);
+        }
+        builder.ttl(self.ttl())
     }
 
     /// Warns if the lock is a permit, and another client uses a larger number of permits.
-    pub(crate) async fn warn_of_larger(&self, quorum: &Quorum, name: &OsStr) {
-        let Some(permits) = self.permits.map(usize::from) else { return };
-        if let Some(larger) = quorum.larger_permits(name.as_bytes(), permits).await {
-            warn_of_larger(name.as_bytes(), permits, larger);
+    async fn warn_of_larger(&self, quorum: &Quorum) {
+        let (name, Some(permits)) = (self.key.as_bytes(), self.permits.map(usize::from)) else {
+            return;
+        };
+        if let Some(larger) = quorum.larger_permits(name, permits).await {
+            warn_of_larger(name, permits, larger);
         }
     }
 }
@@ -181,15 +246,6 @@ pub(crate) fn warn_of_larger(name: &[u8], permits: usize, larger_permits: usize)
          can be held at once: use the same `--permits` everywhere",
         escape_short(name)
     ));
-}
-
-impl WaitArgs {
-    /// Returns how long to wait for the lock; [`Duration::MAX`] without a limit.
-    pub(crate) fn limit(&self, default: Option<Duration>) -> Duration {
-        let given =
-            if self.no_wait { Some(Duration::ZERO) } else { self.wait.or(self.wait_seconds) };
-        given.or(default).unwrap_or(Duration::MAX)
-    }
 }
 
 /// Reads seconds as `flock -w` does: `10`, `0.5`.
@@ -205,55 +261,6 @@ pub(crate) fn check_ttl(ttl: Duration) -> anyhow::Result<Duration> {
         "a ttl of {ttl:?} is too short for the nodes to answer in time: give at least {TTL_MIN:?}"
     );
     Ok(ttl)
-}
-
-/// Tries once, and then waits for the lock. `wait` counts from `called_at`, and so includes the
-/// time to connect.
-///
-/// Prints why it waits: at once, or after [`NOTICE_AFTER`] if the lock is merely in use. Then it
-/// prints this only on a terminal or if `verbose`, so that cron sends no mail. After that time, or
-/// if the lock is held, also calls `warn_of_larger`, which must not delay the grant.
-pub(crate) async fn try_then_wait(
-    builder: LockBuilder,
-    called_at: Instant,
-    wait: Duration,
-    verbose: bool,
-    warn_of_larger: impl AsyncFn(),
-) -> Result<Lock, AcquireError> {
-    let reason = match builder.try_acquire().await {
-        Err(error) if called_at.elapsed() < wait && !waiting_cannot_help(&error) => error,
-        Err(AcquireError::Held { nodes, .. }) => {
-            warn_of_larger().await;
-            return Err(AcquireError::Held { nodes, holder: builder.holder().await });
-        }
-        decided => return decided,
-    };
-    let builder = builder.wait(wait.saturating_sub(called_at.elapsed()));
-    let tells_holder = is_usual(&reason) && (verbose || stderr().is_terminal());
-    if !is_usual(&reason) {
-        say(format_args!("waiting: {}", exit::describe(&reason)));
-    }
-    let waits_since = Instant::now();
-    let notices = async {
-        sleep(NOTICE_AFTER).await;
-        if tells_holder {
-            let holder = builder.holder().await;
-            say_in_background(format!("waiting: {}", exit::describe_wait(reason, holder)));
-        }
-        warn_of_larger().await;
-        pending::<Infallible>().await
-    };
-    let acquired = tokio::select! {
-        biased;
-        acquired = builder.acquire() => acquired,
-        never = notices => match never {},
-    };
-    if matches!(acquired, Err(AcquireError::TimedOut { .. }))
-        && waits_since.elapsed() < NOTICE_AFTER
-    {
-        warn_of_larger().await;
-    }
-    acquired
 }
 
 /// Returns whether waiting cannot help: the request is invalid, or too many nodes fail permanently.

@@ -12,6 +12,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, http};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio::time::sleep;
@@ -132,8 +133,23 @@ impl Exporting {
     }
 }
 
+/// The figures of a node: the field of [`NodeReport::json`], how many of its units are one unit of
+/// the metric, and the name and the meaning of the metric.
+const FIGURES: [(&str, f64, &str, &str); 10] = [
+    ("abstain_left_ms", 1e3, "abstain_left_seconds", "How much longer the node abstains"),
+    ("round_trip_us", 1e6, "round_trip_seconds", "The fastest of three round trips"),
+    ("clock_offset_us", 1e6, "clock_offset_seconds", "The node's wall clock less the exporter's"),
+    ("max_clock_skew_ms", 1e3, "max_clock_skew_seconds", "lock.max-clock-skew"),
+    ("max_waiters", 1.0, "max_waiters", "lock.max-waiters"),
+    ("evicts", 1.0, "evicts", "Whether maxmemory-policy lets the server evict the keys of locks"),
+    ("leases", 1.0, "leases", "Locks that are held"),
+    ("waiters", 1.0, "waiters", "Clients that wait for a lock"),
+    ("max_ttl_ms", 1e3, "max_ttl_seconds", "lock.max-ttl"),
+    ("longest_wait_us", 1e6, "longest_wait_seconds", "Longest wait for a lock, since the start"),
+];
+
 /// Writes the metrics of a snapshot.
-#[expect(clippy::cast_precision_loss, reason = "no server has 2^53 locks, or us of clock offset")]
+#[expect(clippy::cast_precision_loss, reason = "no list has 2^53 nodes")]
 fn render(snapshot: &Snapshot, took: Duration, format: Format) -> String {
     let mut metrics = Metrics { text: String::new(), format };
     let mut one = |name, help, value| metrics.gauge(name, help, [(String::new(), value)]);
@@ -157,6 +173,8 @@ fn render(snapshot: &Snapshot, took: Duration, format: Format) -> String {
             snapshot.nodes.iter().filter_map(|node| Some((labels(node, &[]), value(node)?)));
         metrics.gauge(name, help, values);
     };
+    let nodes: Vec<_> =
+        snapshot.nodes.iter().map(|node| (labels(node, &[]), node.json())).collect();
     let is_down = |node: &NodeReport| matches!(node.state, State::Down(_));
     let while_up = |node: &NodeReport, is_so: bool| (!is_down(node)).then(|| f64::from(is_so));
     each("node_up", "Whether the server answers", &|node| Some(f64::from(!is_down(node))));
@@ -173,39 +191,13 @@ fn render(snapshot: &Snapshot, took: Duration, format: Format) -> String {
         "Whether the node grants no locks for a while, since it may have forgotten some",
         &|node| while_up(node, matches!(node.state, State::Abstaining(_))),
     );
-    each("node_abstain_left_seconds", "How much longer the node abstains", &|node| {
-        let State::Abstaining(abstention) = &node.state else { return None };
-        Some(abstention.left?.as_secs_f64())
-    });
-    each("node_round_trip_seconds", "The fastest of three round trips", &|node| {
-        Some(node.facts()?.round_trip.as_secs_f64())
-    });
-    each(
-        "node_clock_offset_seconds",
-        "How far the node's wall clock is ahead of the exporter's",
-        &|node| Some(node.facts()?.clock_offset_us? as f64 / 1e6),
-    );
-    each("node_max_clock_skew_seconds", "lock.max-clock-skew", &|node| {
-        Some(node.facts()?.max_clock_skew_ms? as f64 / 1e3)
-    });
-    each("node_max_waiters", "lock.max-waiters", &|node| Some(node.facts()?.max_waiters? as f64));
-    each(
-        "node_evicts",
-        "Whether maxmemory-policy lets the server evict the keys of locks",
-        &|node| Some(f64::from(node.facts()?.evicts())),
-    );
-    each("node_leases", "Locks that are held", &|node| Some(node.module()?.leases as f64));
-    each("node_waiters", "Clients that wait for a lock", &|node| {
-        Some(node.module()?.waiters as f64)
-    });
-    each("node_max_ttl_seconds", "lock.max-ttl", &|node| {
-        Some(node.module()?.max_ttl_ms? as f64 / 1e3)
-    });
-    each(
-        "node_longest_wait_seconds",
-        "The longest wait that ended with a lock, since the start",
-        &|node| Some(node.module()?.longest_wait_us? as f64 / 1e6),
-    );
+    for (field, units, name, help) in FIGURES {
+        let value = |field: &Value| field.as_f64().or(field.as_bool().map(f64::from));
+        let figures = nodes
+            .iter()
+            .filter_map(|(labels, json)| Some((labels.clone(), value(&json[field])? / units)));
+        metrics.gauge(&format!("node_{name}"), help, figures);
+    }
     let info = snapshot.modules().filter_map(|(node, lock)| {
         let set = node.set();
         let info = [
@@ -218,10 +210,9 @@ fn render(snapshot: &Snapshot, took: Duration, format: Format) -> String {
         Some((labels(node, &info), 1.0))
     });
     metrics.gauge("node_info", "Versions and lock.set of the node", info);
-    for (index, (name, help)) in COUNTERS.into_iter().enumerate() {
-        let modules = snapshot.modules();
-        let counts = modules.filter_map(|(node, lock)| {
-            Some((labels(node, &[]), lock.counters[index]?.to_string()))
+    for (name, help) in COUNTERS {
+        let counts = nodes.iter().filter_map(|(labels, json)| {
+            Some((labels.clone(), json["counters"][name].as_u64()?.to_string()))
         });
         metrics.add(&format!("node_{name}_total"), help, "counter", counts);
     }

@@ -70,23 +70,20 @@ pub(crate) fn with_plural(number: u64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Formats a time with at least two digits: `0.4 ms`, `12 ms`, `1.5 s`, `41 s`.
-#[expect(clippy::cast_precision_loss, reason = "it is shown with three digits")]
-pub(crate) fn short_time(time: Duration) -> String {
-    match time.as_micros() as f64 {
-        us if us < 9_950.0 => format!("{:.1} ms", us / 1e3),
-        us if us < 999_500.0 => format!("{:.0} ms", us / 1e3),
-        us if us < 9_950_000.0 => format!("{:.1} s", us / 1e6),
-        us => format!("{:.0} s", us / 1e6),
+/// Formats a time as [`time`] does, and with one more digit below 10 ms: `0.4 ms`.
+pub(crate) fn short_time(duration: Duration) -> String {
+    match duration.as_micros() {
+        us @ 0..10_000 => format!("{}.{} ms", us / 1000, us % 1000 / 100),
+        _ => time(duration),
     }
 }
 
-/// Formats an offset with its sign. An offset that rounds to zero has no sign.
+/// Formats an offset with its sign. An offset that is shown as zero has no sign.
 pub(crate) fn signed_time(us: i64) -> String {
     let shown = short_time(Duration::from_micros(us.unsigned_abs()));
     let sign = match us {
         _ if shown == short_time(Duration::ZERO) => "",
-        us if us < 0 => "-",
+        ..0 => "-",
         _ => "+",
     };
     format!("{sign}{shown}")
@@ -326,9 +323,8 @@ mod tests {
         for (us, shown) in [
             (400, "+0.4 ms"),
             (-12_340, "-12 ms"),
-            (999_600, "+1.0 s"),
-            (1_500_000, "+1.5 s"),
-            (41_000_000, "+41 s"),
+            (999_600, "+999 ms"),
+            (41_500_000, "+41.5 s"),
             (-40, "0.0 ms"),
         ] {
             assert_eq!(signed_time(us), shown);

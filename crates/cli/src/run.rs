@@ -12,18 +12,16 @@ use quorlock_core::quorum::Moment;
 use quorlock_core::{StopSchedule, Ttl, rounded};
 use rustix::process::Signal;
 
-use crate::acquire::{
-    DEFAULT_TTL, FLUSH_LIMIT, KindArgs, WaitArgs, check_ttl, not_acquired, try_then_wait,
-};
+use crate::acquire::{FLUSH_LIMIT, LockArgs, not_acquired};
 use crate::exit::Ended;
 use crate::lock_renewer::{CheckResult, LockRenewer};
-use crate::nodes::{self, NodeArgs, NodeSettings};
-use crate::output::say;
+use crate::nodes::{self, NodeSettings};
+use crate::output::{ms, say};
 use crate::process_tree::Group;
 use crate::system::Signals;
 use crate::values::duration;
 use crate::watchdog::{Begin, Instruction, Order, PERMIT_VARIABLE, Report, WatchdogHandle};
-use crate::{exit, system, values};
+use crate::{exit, system};
 
 /// The least ratio of the ttl to `--node-timeout`. An extension that no node answers takes one node
 /// timeout. Several must fit into the time between the first extension and SIGTERM: by default, a
@@ -55,21 +53,8 @@ const NODE_TIMEOUTS_PER_TTL_MIN: u32 = 10;
         [VALUES, nodes::SEE_ALSO, ENVIRONMENT, EXIT_CODES, EXAMPLE].join("\n\n"),
 )]
 pub(crate) struct Run {
-    /// The lock's name: the key on every node
-    #[arg(value_parser = values::key_parser())]
-    key: OsString,
-
     #[command(flatten)]
-    nodes: NodeArgs,
-
-    /// The ttl: the lock ends this long after its last extension [default: 10s]
-    ///
-    /// Give at least 100ms. This program extends the lock whenever a third of the ttl has passed.
-    #[arg(long, value_parser = duration, value_name = "TIME")]
-    ttl: Option<Duration>,
-
-    #[command(flatten)]
-    wait: WaitArgs,
+    lock: LockArgs,
 
     /// The exit code if the lock is held
     #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
@@ -96,21 +81,12 @@ pub(crate) struct Run {
     #[arg(long)]
     wait_all: bool,
 
-    #[command(flatten)]
-    kind: KindArgs,
-
     /// How long one node may take to answer
     ///
     /// At most a 10th of the ttl. Raise it if the nodes are far away [default: 4 round trips,
     /// within limits that depend on the ttl].
     #[arg(long, value_parser = duration, value_name = "TIME")]
     node_timeout: Option<Duration>,
-
-    /// The owner label of the lock [default: HOST:PID]
-    ///
-    /// `quorlock inspect` and LOCK.INSPECT show it.
-    #[arg(long, value_name = "LABEL")]
-    owner: Option<String>,
 
     /// Report when the lock is acquired and released
     ///
@@ -184,24 +160,18 @@ impl Run {
             None => self.command.clone(),
         }
     }
-
-    fn ttl(&self) -> Duration {
-        self.ttl.unwrap_or(DEFAULT_TTL)
-    }
 }
 
 pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     // Listens first: a signal must not end this program while it holds a lock.
     let mut signals = Signals::listen()?;
-    let nodes = args.nodes.load()?;
-    args.ttl = args.ttl.or(nodes.defaults.ttl);
-    args.owner = args.owner.or_else(|| nodes.defaults.owner.clone());
-    check_ttl(args.ttl())?;
+    let nodes = args.lock.load()?;
+    let ttl = args.lock.ttl();
     ensure!(
-        args.node_timeout.is_none_or(|limit| limit <= args.ttl() / NODE_TIMEOUTS_PER_TTL_MIN),
+        args.node_timeout.is_none_or(|limit| limit <= ttl / NODE_TIMEOUTS_PER_TTL_MIN),
         "--node-timeout must be at most a {NODE_TIMEOUTS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
     );
-    let ttl = Ttl::from_ms(u64::try_from(args.ttl().as_millis()).unwrap_or(u64::MAX))?;
+    let ttl = Ttl::from_ms(ms(ttl))?;
     StopSchedule::new(ttl, args.kill_after, system::now()).map_err(|error| {
         anyhow!(
             "--kill-after is too long for this --ttl: it must be at most {:?}, two fifths of the \
@@ -211,8 +181,7 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     })?;
     let called_at = Instant::now();
     let quorum = signals.interrupting(nodes.connect_before_call(args.node_timeout)).await??;
-    let wait = args.wait.limit(nodes.defaults.wait);
-    let outcome = run_locked(&quorum, &nodes, args, ttl, (called_at, wait), &mut signals).await;
+    let outcome = run_locked(&quorum, &nodes, args, ttl, called_at, &mut signals).await;
     let _ = quorum.flush(FLUSH_LIMIT).await;
     outcome
 }
@@ -222,18 +191,10 @@ async fn run_locked(
     nodes: &NodeSettings,
     args: Run,
     ttl: Ttl,
-    (called_at, wait): (Instant, Duration),
+    called_at: Instant,
     signals: &mut Signals,
 ) -> anyhow::Result<ExitCode> {
-    let mut builder = args.kind.lock(quorum, &args.key).ttl(args.ttl());
-    if let Some(owner) = &args.owner {
-        builder = builder.owner(owner);
-    }
-    if let Some(limit) = args.node_timeout {
-        builder = builder.node_timeout(limit);
-    }
-    let warn_of_larger = async || args.kind.warn_of_larger(quorum, &args.key).await;
-    let acquiring = try_then_wait(builder, called_at, wait, args.verbose, warn_of_larger);
+    let acquiring = args.lock.acquire(quorum, called_at, args.node_timeout, args.verbose);
     let acquired = signals.interrupting(Box::pin(acquiring)).await?;
     let not_acquired = |error| not_acquired(error, args.conflict_exit_code, args.verbose);
     let lock = acquired.map_err(not_acquired)?;
@@ -243,7 +204,7 @@ async fn run_locked(
         say(format_args!("acquired after {after:?}, fence {fence}{}", missing_nodes(quorum)));
     }
     let (fence, permit) = (lock.fence(), lock.slot());
-    let mut renewer = LockRenewer::new(lock, args.ttl());
+    let mut renewer = LockRenewer::new(lock, args.lock.ttl());
     let (status, is_interrupted) =
         supervise(&args, nodes, ttl, (fence, permit), &mut renewer, signals).await?;
     let hold_until = held_since.plus(args.hold_at_least.unwrap_or_default());
@@ -302,9 +263,9 @@ async fn supervise(
     };
     let mut schedule = begin.schedule()?;
     let environment = [
-        ("QUORLOCK_KEY", args.key.clone()),
+        ("QUORLOCK_KEY", args.lock.key.clone()),
         ("QUORLOCK_FENCE", fence.to_string().into()),
-        ("QUORLOCK_TTL_MS", args.ttl().as_millis().to_string().into()),
+        ("QUORLOCK_TTL_MS", ttl.ms().to_string().into()),
     ];
     let permit = permit.map(|slot| (PERMIT_VARIABLE, slot.to_string().into()));
     let environment = environment.into_iter().chain(permit);

@@ -113,7 +113,7 @@ fn defaults_come_from_the_file_and_options_replace_them() {
     let seen_with = |options: &[&str]| {
         let mut run = quorlock();
         run.args(["run", "--config"]).arg(folder.path("f.toml")).args(LONG_NODE_TIMEOUT);
-        let mut running = Running::start(run.args(options).args(["k", "-c", "echo held; read go"]));
+        let running = Running::start(run.args(options).args(["k", "-c", "echo held; read go"]));
         assert_eq!(running.line(), "held");
         let mut connection = folder.nodes[0].connection();
         let ttl_ms: u64 = redis::cmd("PTTL").arg("k").query(&mut connection).unwrap();
@@ -324,7 +324,7 @@ fn watchdog_and_each_subcommand_use_the_certificates() {
     let nodes = TlsNodes::start();
     let mut command = nodes.on("run", &TRUSTED);
     command.args(["--ttl", "60s", "k", "--", "sh", "-c", "echo $$; exec sleep 60"]);
-    let mut running = Running::start(&mut command);
+    let running = Running::start(&mut command);
     running.pid_line();
     running.signal(Signal::KILL);
     // The wait is shorter than the ttl.

@@ -23,7 +23,7 @@ impl Exporter {
     /// Starts an exporter for these nodes on a free port.
     fn start(urls: &[String], options: &[&str]) -> Self {
         let mut command = on_urls(urls, "exporter");
-        let mut process = Running::start(command.args(["--listen", "127.0.0.1:0"]).args(options));
+        let process = Running::start(command.args(["--listen", "127.0.0.1:0"]).args(options));
         let line = process.error_line();
         let address =
             line.trim_start_matches("quorlock: serving http://").trim_end_matches("/metrics");

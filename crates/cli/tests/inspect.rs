@@ -53,7 +53,7 @@ fn agreeing_nodes() -> Nodes {
 }
 
 #[test]
-fn free_lock_is_shown_as_free() {
+fn key_that_is_free_foreign_or_on_a_minority_is_shown_as_such() {
     let nodes = Nodes::start(3);
     let output = inspect(&nodes, &["k"]);
     assert_eq!(code(output.status), 123);
@@ -63,6 +63,16 @@ fn free_lock_is_shown_as_free() {
     assert_eq!(text.lines().count(), 6, "{text}");
     let output = inspect(&nodes, &["k", "--json"]);
     assert_eq!((code(output.status), &json(&output)["state"]), (123, &"free".into()));
+
+    nodes.iter().for_each(|node| exec(node, &["SET", "k", "v", "PX", "60000"]));
+    let output = inspect(&nodes, &["k"]);
+    assert_ok(&output);
+    assert_contains(stdout(&output), "k: taken by a program that uses SET\n");
+    assert_eq!(json(&inspect(&nodes, &["k", "--json"]))["state"], "foreign");
+    assert_eq!(stdout(&list(&nodes, &[])).lines().count(), 1, "the key is no lock");
+
+    exec(&nodes[0], &["LOCK.ACQUIRE", "l", "t", "60000"]);
+    until_listed(&nodes, "on a minority of the nodes only");
 }
 
 #[test]
@@ -163,7 +173,7 @@ fn larger_number_of_permits_is_noticed() {
     let (shown, _, said) = semaphore(&nodes, "3", |shown| shown["held"] == 3);
     assert_eq!((&shown["larger_permits"], &*said), (&Value::Null, ""));
     // `quorlock run` warns, too, when the semaphore is full.
-    let mut waiting = start_script(&nodes, &["--permits", "2"], ":");
+    let waiting = start_script(&nodes, &["--permits", "2"], ":");
     assert!(waiting.error_line().contains("at least 3 permits"));
     drop(waiting);
     holders.into_iter().for_each(Holder::release);
@@ -212,18 +222,6 @@ fn node_that_is_down_is_named_with_the_reason() {
 }
 
 #[test]
-fn key_of_a_program_that_uses_set_is_foreign() {
-    let nodes = Nodes::start(3);
-    nodes.iter().for_each(|node| exec(node, &["SET", "k", "v", "PX", "60000"]));
-    let output = inspect(&nodes, &["k"]);
-    assert_eq!(code(output.status), 0);
-    let text = stdout(&output);
-    assert!(text.starts_with("k: taken by a program that uses SET\n"), "{text}");
-    assert_eq!(json(&inspect(&nodes, &["k", "--json"]))["state"], "foreign");
-    assert_eq!(stdout(&list(&nodes, &[])).lines().count(), 1, "the key is no lock");
-}
-
-#[test]
 fn locks_are_listed_in_the_order_of_their_keys() {
     let nodes = agreeing_nodes();
     let empty = list(&nodes, &[]);
@@ -250,11 +248,4 @@ fn locks_are_listed_in_the_order_of_their_keys() {
     assert_eq!((&all["truncated"], all["locks"].as_array().unwrap().len()), (&true.into(), 1));
     let lock = &all["locks"][0];
     assert_eq!((&lock["key"], &lock["owner"]), (&"orders/10".into(), &"web-1".into()));
-}
-
-#[test]
-fn key_on_a_minority_of_the_nodes_is_marked() {
-    let nodes = agreeing_nodes();
-    exec(&nodes[0], &["LOCK.ACQUIRE", "k", "t", "60000"]);
-    until_listed(&nodes, "on a minority of the nodes only");
 }

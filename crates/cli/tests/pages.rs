@@ -89,7 +89,7 @@ fn nodes_of_quorlock_up_run_the_first_command() {
     for page in [README, GETTING_STARTED] {
         let up = blocks(page, "sh").into_iter().find(|block| block.starts_with("quorlock up"));
         let arguments = up.unwrap().split('#').next().unwrap().split_whitespace().skip(1);
-        let mut up = Running::start(quorlock().args(arguments));
+        let up = Running::start(quorlock().args(arguments));
         let nodes = up.nodes();
         let output = output_retried_on_122(|| run_block(scripts(page)[0], &nodes));
         assert_ok(&output);

@@ -122,7 +122,7 @@ fn detached_lock_is_labelled_with_the_script_that_keeps_its_handle() {
     let urls = nodes.urls().join(",");
     let script = "echo $$; handle=$(quorlock acquire --ttl 60s k)
         echo acquired; read go; quorlock extend \"$handle\"; echo extended; read go";
-    let mut running = Running::start(&mut crate::common::shell(script, &urls));
+    let running = Running::start(&mut crate::common::shell(script, &urls));
     let label = format!(":{} (detached)", running.line());
     assert_eq!(running.line(), "acquired");
     assert!(owner(&nodes, "k").ends_with(&label), "{}", owner(&nodes, "k"));
@@ -185,7 +185,7 @@ fn missing_majority_gives_exit_code_122() {
 #[test]
 fn signal_ends_the_wait_for_a_handle() {
     for subcommand in ["extend", "release"] {
-        let mut waiting =
+        let waiting =
             Running::start(on_urls(&["redis+unix:///nowhere".into()], subcommand).arg("-"));
         // This is more than a pipe holds: once it is written, the program reads.
         waiting.say(&" ".repeat(200_000));

@@ -27,20 +27,13 @@ const OBEDIENT: &str = "trap 'echo TERM; exit 9' TERM; echo $$; while :; do slee
 const STUBBORN: &str = "trap 'echo TERM' TERM; echo $$; while :; do sleep 0.01; done";
 
 #[test]
-fn command_is_terminated_before_another_client_can_acquire_the_lock() {
-    let output = lose_lock_of(&TTL, OBEDIENT);
-    assert_contains(stderr(&output), "the command was stopped");
-}
-
-#[test]
-fn command_that_ignores_sigterm_is_killed_before_the_lock_is_free() {
-    lose_lock_of(&TTL, STUBBORN);
-}
-
-#[test]
-fn descendants_of_the_command_are_killed_before_the_lock_is_free() {
-    // The command itself ends on SIGTERM; its child does not.
-    lose_lock_of(&TTL, &format!("sh -c '{}' & wait", STUBBORN.replace('\'', "\"")));
+fn command_and_its_descendants_end_before_the_lock_is_free() {
+    // The command of the last script ends on SIGTERM; its child does not.
+    let with_child = format!("sh -c '{}' & wait", STUBBORN.replace('\'', "\""));
+    for script in [OBEDIENT, STUBBORN, &with_child] {
+        let output = lose_lock_of(&TTL, script);
+        assert_contains(stderr(&output), "the command was stopped");
+    }
 }
 
 #[test]
@@ -48,7 +41,7 @@ fn deleted_key_stops_the_command() {
     let stops = |script| {
         let nodes = Nodes::start(3);
         // With this ttl, SIGKILL follows SIGTERM after 600 ms.
-        let mut running = start_script(&nodes, &["--ttl", "12s"], script);
+        let running = start_script(&nodes, &["--ttl", "12s"], script);
         let command = running.pid_line();
         wait_until_all_hold(&nodes);
         nodes.iter().take(2).for_each(|node| exec(node, &["DEL", "k"]));
@@ -83,18 +76,14 @@ fn in_background(shell: &str, go: &Path) -> String {
 fn longer_kill_after_sends_sigterm_earlier() {
     let output = lose_lock_of(&["--ttl", "10s", "--kill-after", "4s"], SLOW);
     assert_eq!(stdout(&output), "cleaned\n");
-}
-
-#[test]
-fn default_grace_is_too_short_for_a_slow_command() {
-    // With this ttl, the default grace is 2.8 s.
+    // The baseline: with this ttl, the default grace is 2.8 s.
     assert_eq!(stdout(&lose_lock_of(&["--ttl", "10s"], SLOW)), "");
 }
 
 #[test]
 fn uncertain_lock_is_reported_once_and_so_is_its_confirmation() {
     let net = Net::start();
-    let mut running = net.run(&["--ttl", "4s"], "echo held; read go");
+    let running = net.run(&["--ttl", "4s"], "echo held; read go");
     assert_eq!(running.line(), "held");
     net.proxies[..2].iter().for_each(|proxy| proxy.hold(Direction::ToServer));
     let mut said = running.error_line();
@@ -115,7 +104,7 @@ fn uncertain_lock_is_reported_once_and_so_is_its_confirmation() {
 fn lock_is_released_while_background_processes_go_on() {
     let (nodes, folder) = (Nodes::start(3), tempfile::tempdir().unwrap());
     let go = folder.path().join("go");
-    let mut running = start_script(&nodes, &[], &in_background("sh", &go));
+    let running = start_script(&nodes, &[], &in_background("sh", &go));
     let background = running.pid_line();
     wait_until_free(&nodes);
     assert!(is_alive(background));
@@ -129,7 +118,7 @@ fn wait_all_keeps_the_lock_until_background_processes_have_ended() {
         let (nodes, folder) = (Nodes::start(3), tempfile::tempdir().unwrap());
         let go = folder.path().join("go");
         let options = ["--wait-all", "--ttl", "3s", "--node-timeout", "300ms"];
-        let mut running = start_script(&nodes, &options, &in_background(shell, &go));
+        let running = start_script(&nodes, &options, &in_background(shell, &go));
         let background = running.pid_line();
         let mut second = run_script(&nodes, &["--wait", "3500ms"], "echo ran");
         assert_not_acquired(&second.output().unwrap());
@@ -145,7 +134,7 @@ fn wait_all_keeps_the_lock_until_background_processes_have_ended() {
 fn signal_reaches_background_processes_that_are_waited_for() {
     let (nodes, folder) = (Nodes::start(1), tempfile::tempdir().unwrap());
     let script = format!("echo $$; {}", in_background("sh", &folder.path().join("go")));
-    let mut running = start_script(&nodes, &["--wait-all"], &script);
+    let running = start_script(&nodes, &["--wait-all"], &script);
     let (command, background) = (running.pid_line(), running.pid_line());
     wait_until_ended(command);
     running.signal(Signal::TERM);
@@ -156,7 +145,7 @@ fn signal_reaches_background_processes_that_are_waited_for() {
 #[test]
 fn loss_ends_background_processes_in_other_sessions() {
     let net = Net::start();
-    let mut running = net.run(
+    let running = net.run(
         &["--ttl", "10s", "--wait-all"],
         "setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.01; done' & read go; exit 7",
     );
@@ -184,7 +173,7 @@ impl FirstRun {
         let nodes = Nodes::start(3);
         let file = NamedTempFile::new().unwrap();
         let script = alone(file.path(), &format!("echo $$; {rest}"));
-        let mut holder = start_script(&nodes, &TTL, &script);
+        let holder = start_script(&nodes, &TTL, &script);
         assert_eq!(holder.line(), "alone");
         let command = holder.pid_line();
         Self { nodes, file, holder, command }
@@ -212,7 +201,7 @@ impl FirstRun {
 
 /// Starts a run of the command [`OBEDIENT`]. Returns it, the command, and the watchdog.
 fn start_obedient(nodes: &Nodes, options: &[&str]) -> (Running, Pid, Pid) {
-    let mut running = start_script(nodes, &[&LONG_TTL, options].concat(), OBEDIENT);
+    let running = start_script(nodes, &[&LONG_TTL, options].concat(), OBEDIENT);
     let (command, watchdog) = (running.pid_line(), watchdog_of(running.pid()));
     (running, command, watchdog)
 }
@@ -269,7 +258,7 @@ fn killed_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
 fn command_of_a_killed_quorlock_gets_sigterm_first() {
     let nodes = Nodes::start(3);
     let script = "trap 'echo TERM; read go; exit' TERM; echo $$; while :; do sleep 0.01; done";
-    let mut running = start_script(&nodes, &LONG_TTL, script);
+    let running = start_script(&nodes, &LONG_TTL, script);
     let command = running.pid_line();
     running.signal(Signal::KILL);
     assert_eq!(running.line(), "TERM");
@@ -297,7 +286,7 @@ fn watchdog_of_a_killed_quorlock_releases_the_lock() {
 #[test]
 fn watchdog_ends_although_no_node_answers() {
     let net = Net::start();
-    let mut running = net.run(&LONG_TTL, OBEDIENT);
+    let running = net.run(&LONG_TTL, OBEDIENT);
     let command = running.pid_line();
     let watchdog = watchdog_of(running.pid());
     net.cut_off_a_majority();
@@ -330,7 +319,7 @@ fn token_is_in_no_argument_environment_or_file_and_no_socket_is_inherited() {
 #[test]
 fn stopped_command_is_continued_to_clean_up() {
     let nodes = Nodes::start(3);
-    let mut running = start_script(&nodes, &["--ttl", "20s"], OBEDIENT);
+    let running = start_script(&nodes, &["--ttl", "20s"], OBEDIENT);
     let command = running.pid_line();
     kill(command, Signal::STOP);
     running.signal(Signal::KILL);
@@ -352,7 +341,7 @@ fn quorlock_stops_the_command_when_its_watchdog_is_killed() {
 #[test]
 fn quorlock_stops_the_command_when_its_watchdog_is_stopped() {
     let net = Net::start();
-    let mut running = net.run(&["--ttl", "10s"], STUBBORN);
+    let running = net.run(&["--ttl", "10s"], STUBBORN);
     let command = running.pid_line();
     let watchdog = watchdog_of(running.pid());
     kill(watchdog, Signal::STOP);
@@ -365,7 +354,7 @@ fn quorlock_stops_the_command_when_its_watchdog_is_stopped() {
 #[test]
 fn watchdog_ends_with_the_command_and_ignores_signals() {
     let nodes = Nodes::start(1);
-    let mut running = start_script(&nodes, &[], "echo held; read go; exit 3");
+    let running = start_script(&nodes, &[], "echo held; read go; exit 3");
     assert_eq!(running.line(), "held");
     let watchdog = watchdog_of(running.pid());
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2]
@@ -383,13 +372,13 @@ fn pipeline_ends_with_the_command_also_when_quorlock_was_killed() {
     let mut pipeline = Command::new("sh");
     pipeline.arg("-c").arg("{ exec \"$0\" run k -- sh -c 'echo $$; read go; echo done'; } | cat");
     pipeline.arg(QUORLOCK).env("QUORLOCK_NODES", nodes.urls().join(","));
-    let mut running = Running::start(&mut pipeline);
+    let running = Running::start(&mut pipeline);
     running.pid_line();
     running.say("go");
     let output = running.wait_for_end();
     assert_eq!((code(output.status), stdout(&output)), (0, "done\n"));
 
-    let mut running = Running::start(&mut pipeline);
+    let running = Running::start(&mut pipeline);
     let command = running.pid_line();
     // The shell of the pipeline has two children, quorlock and `cat`. Only quorlock has children.
     let shell = running.pid();

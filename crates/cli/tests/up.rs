@@ -17,7 +17,7 @@ use tempfile::TempDir;
 #[test]
 fn signals_stop_all_nodes_and_delete_their_folders() {
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-        let mut up = Running::start(quorlock().args(["up", "-n", "3"]));
+        let up = Running::start(quorlock().args(["up", "-n", "3"]));
         let nodes: Vec<_> = up.nodes().split(',').map(process_and_folder).collect();
         assert_eq!(nodes.len(), 3);
         for (pid, folder) in &nodes {
@@ -50,7 +50,7 @@ fn process_and_folder(url: &str) -> (Pid, PathBuf) {
 
 /// Starts nodes that keep their data in a folder. Returns the program and the list of nodes.
 fn up_in(folder: &Path) -> (Running, String) {
-    let mut up = Running::start(quorlock().args(["up", "-n", "3", "--keep"]).arg(folder));
+    let up = Running::start(quorlock().args(["up", "-n", "3", "--keep"]).arg(folder));
     let nodes = up.nodes();
     (up, nodes)
 }
@@ -112,8 +112,8 @@ fn nodes_have_the_ports_that_follow_the_first() {
         let probe = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = probe.local_addr().unwrap().port().min(u16::MAX - 3);
         drop(probe);
-        let mut up = Running::start(&mut up_at("3", port));
-        up.try_line().map(|line| (up, line, port))
+        let up = Running::start(&mut up_at("3", port));
+        up.stdout.next().map(|line| (up, line, port))
     };
     let (up, line, port) = (0..10).find_map(|_| start()).unwrap();
     let urls: Vec<_> = (port..port + 3).map(|port| format!("redis://127.0.0.1:{port}")).collect();
@@ -130,7 +130,7 @@ fn valkey_server_alone_is_enough() {
     std::os::unix::fs::symlink(server, folder.path().join("valkey-server")).unwrap();
     let mut command = Command::new(QUORLOCK);
     command.env("PATH", folder.path()).env_remove("QUORLOCK_SERVER").args(["up", "-n", "1"]);
-    let mut up = Running::start(&mut command);
+    let up = Running::start(&mut command);
     assert!(up.line().starts_with("export QUORLOCK_NODES="));
     // Not SIGINT: the program ignores it when a shell runs the tests in the background.
     up.signal(Signal::TERM);
@@ -230,7 +230,7 @@ fn installed_program_finds_the_installed_module() {
     let prefix = Installation::new();
     prefix.install();
     let program = prefix.path("usr/bin/quorlock");
-    let mut up = Running::start(Command::new(&program).args(["up", "-n", "1"]));
+    let up = Running::start(Command::new(&program).args(["up", "-n", "1"]));
     let nodes = up.nodes();
     let mut client = redis::Client::open(&*nodes).unwrap().get_connection().unwrap();
     let modules: Value = redis::cmd("MODULE").arg("LIST").query(&mut client).unwrap();

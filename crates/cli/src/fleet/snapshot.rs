@@ -139,7 +139,7 @@ impl NodeReport {
         self.facts()?.hello.set.set()
     }
 
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let (facts, lock) = (self.facts(), self.module());
         let set = self.set().map(|set| {
             let (id, members) = (set.id().to_string(), set.members().to_string());
@@ -162,6 +162,7 @@ impl NodeReport {
             "waiters": lock.map(|lock| lock.waiters),
             "round_trip_us": facts.map(|facts| u64::try_from(facts.round_trip.as_micros()).ok()),
             "clock_offset_us": facts.and_then(|facts| facts.clock_offset_us),
+            "longest_wait_us": lock.and_then(|lock| lock.longest_wait_us),
             "counters": counters,
         });
         if let Some(reason) = self.state.reason() {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
-use std::{iter, mem, thread};
+use std::{iter, thread};
 
 use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, holds_within};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -144,8 +144,8 @@ pub(crate) fn with_input(command: &mut Command, input: &str) -> Output {
 pub(crate) struct Running {
     child: Child,
     stdin: Option<ChildStdin>,
-    stdout: Lines,
-    stderr: Lines,
+    pub(crate) stdout: Lines,
+    pub(crate) stderr: Lines,
 }
 
 impl Running {
@@ -164,41 +164,30 @@ impl Running {
 
     /// Waits for the next line of standard output.
     #[track_caller]
-    pub(crate) fn line(&mut self) -> String {
-        self.try_line().expect("there is a line of standard output")
-    }
-
-    /// As [`Self::line`], but returns `None` at the end of the output.
-    #[track_caller]
-    pub(crate) fn try_line(&mut self) -> Option<String> {
-        self.stdout.next().map(|line| line.trim_end().to_owned())
+    pub(crate) fn line(&self) -> String {
+        self.stdout.next().expect("there is a line of standard output")
     }
 
     #[track_caller]
-    pub(crate) fn error_line(&mut self) -> String {
-        self.try_error_line().expect("there is a line of standard error")
-    }
-
-    #[track_caller]
-    pub(crate) fn try_error_line(&mut self) -> Option<String> {
-        self.stderr.next().map(|line| line.trim_end().to_owned())
+    pub(crate) fn error_line(&self) -> String {
+        self.stderr.next().expect("there is a line of standard error")
     }
 
     /// Waits for the next line of standard output, which is a process ID.
     #[track_caller]
-    pub(crate) fn pid_line(&mut self) -> Pid {
+    pub(crate) fn pid_line(&self) -> Pid {
         pid(&self.line())
     }
 
     /// Waits for the line that `quorlock up` prints, and returns its list of nodes.
     #[track_caller]
-    pub(crate) fn nodes(&mut self) -> String {
+    pub(crate) fn nodes(&self) -> String {
         let line = self.line();
         line.strip_prefix("export QUORLOCK_NODES=").expect("the line names the nodes").to_owned()
     }
 
-    pub(crate) fn say(&mut self, line: &str) {
-        let stdin = self.stdin.as_mut().expect("standard input is piped, and stays open");
+    pub(crate) fn say(&self, line: &str) {
+        let mut stdin = self.stdin.as_ref().expect("standard input is piped, and stays open");
         writeln!(stdin, "{line}").expect("the command reads");
     }
 
@@ -239,26 +228,22 @@ impl Drop for Running {
 }
 
 /// The lines of a pipe. A thread reads them, so that a test can wait with a time limit.
-struct Lines(Receiver<String>);
+pub(crate) struct Lines(Receiver<String>);
 
 impl Lines {
     fn of(pipe: impl Read + Send + 'static) -> Self {
         let (sender, receiver) = mpsc::channel();
         thread::spawn(move || {
-            let mut pipe = BufReader::new(pipe);
-            let mut line = String::new();
-            while pipe.read_line(&mut line).is_ok_and(|length| length > 0) {
-                if sender.send(mem::take(&mut line)).is_err() {
-                    return;
-                }
-            }
+            let lines = BufReader::new(pipe).lines().map_while(Result::ok);
+            // Reads on after the end of the test: the program may not block.
+            lines.for_each(|line| drop(sender.send(line)));
         });
         Self(receiver)
     }
 
     /// Waits for the next line. Returns `None` at the end.
     #[track_caller]
-    fn next(&self) -> Option<String> {
+    pub(crate) fn next(&self) -> Option<String> {
         match self.0.recv_timeout(PATIENCE) {
             Ok(line) => Some(line),
             Err(RecvTimeoutError::Disconnected) => None,
@@ -270,7 +255,7 @@ impl Lines {
 
     #[track_caller]
     fn rest(&self) -> String {
-        iter::from_fn(|| self.next()).collect()
+        iter::from_fn(|| self.next()).map(|line| line + "\n").collect()
     }
 }
 
@@ -279,12 +264,12 @@ pub(crate) struct Holder(Running);
 
 impl Holder {
     pub(crate) fn start(nodes: &Nodes, options: &[&str]) -> Self {
-        let mut running = start_script(nodes, options, "echo held; read go");
+        let running = start_script(nodes, options, "echo held; read go");
         assert_eq!(running.line(), "held");
         Self(running)
     }
 
-    pub(crate) fn release(mut self) {
+    pub(crate) fn release(self) {
         self.0.say("go");
         assert_ok(&self.0.wait_for_end());
     }
@@ -501,7 +486,7 @@ impl Net {
 #[track_caller]
 pub(crate) fn lose_lock_of(options: &[&str], script: &str) -> Output {
     let net = Net::start();
-    let mut running = net.run(options, script);
+    let running = net.run(options, script);
     let process = running.pid_line();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
