@@ -87,7 +87,7 @@ async fn acquire_and_print(
     called_at: Instant,
 ) -> anyhow::Result<ExitCode> {
     let acquired = Box::pin(args.lock.acquire(quorum, called_at, None, false)).await;
-    let lock = acquired.map_err(|error| not_acquired(error, exit::CONFLICT, true))?;
+    let lock = acquired.map_err(|error| not_acquired(&error, exit::CONFLICT, true))?;
     args.format.detach_and_print(quorum, lock).await?;
     Ok(ExitCode::SUCCESS)
 }
@@ -273,11 +273,9 @@ fn waiting_cannot_help(error: &AcquireError) -> bool {
 }
 
 /// Returns how the program ends. `conflict` is the exit code if another client holds the lock.
-pub(crate) fn not_acquired(error: AcquireError, conflict: u8, verbose: bool) -> anyhow::Error {
-    if waiting_cannot_help(&error) {
-        return exit::acquire_error(error);
-    }
-    let code = match &error {
+pub(crate) fn not_acquired(error: &AcquireError, conflict: u8, verbose: bool) -> anyhow::Error {
+    let code = match error {
+        error if waiting_cannot_help(error) => exit::FAILED,
         AcquireError::Held { .. } | AcquireError::TimedOut { .. } => conflict,
         AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. } => {
             exit::NO_MAJORITY
@@ -286,7 +284,7 @@ pub(crate) fn not_acquired(error: AcquireError, conflict: u8, verbose: bool) -> 
     };
     // With `-E 0` a held lock is a success, of which cron sends no mail.
     let is_silent = code == exit::SUCCESS && !verbose && !stderr().is_terminal();
-    let message = format!("not acquired: {}", exit::describe(&error));
+    let message = format!("not acquired: {}", exit::describe(error));
     Ended::with(code, if is_silent { String::new() } else { message })
 }
 

@@ -10,12 +10,9 @@ use std::fmt::{self, Display};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 
-use anyhow::anyhow;
-use quorlock_client::{AcquireError, AttachError, Holder, NodeAnswers, NodeError, ReleaseError};
+use quorlock_client::{AcquireError, Holder, NodeAnswers, NodeError, ReleaseError};
 use quorlock_core::quorum::Majority;
 use rustix::process::Signal;
-
-use crate::values::text_of_ms;
 
 pub(crate) const SUCCESS: u8 = 0;
 /// The lock was lost, or had already ended.
@@ -83,14 +80,6 @@ pub(crate) fn code_for_signal(signal: Signal) -> ExitCode {
     code_for_status(ExitStatus::from_raw(signal.as_raw()))
 }
 
-/// Names the option to change if a node refused the ttl as too long.
-pub(crate) fn acquire_error(error: AcquireError) -> anyhow::Error {
-    match &error {
-        AcquireError::NoQuorum { nodes } => about_ttl(nodes).unwrap_or_else(|| error.into()),
-        _ => error.into(),
-    }
-}
-
 pub(crate) fn describe(error: &AcquireError) -> String {
     match error {
         // The program has no option for the minimal validity.
@@ -121,22 +110,4 @@ pub(crate) fn describe_release(error: &ReleaseError) -> String {
         }
         error => error.to_string(),
     }
-}
-
-/// Returns the error of an attach that found no majority, with advice.
-pub(crate) fn attach_error(nodes: NodeAnswers) -> anyhow::Error {
-    about_ttl(&nodes).unwrap_or_else(|| AttachError::NoQuorum { nodes }.into())
-}
-
-/// Returns an error that advises a smaller ttl, if a node refused the ttl as too long.
-fn about_ttl(nodes: &NodeAnswers) -> Option<anyhow::Error> {
-    let limits = nodes.failed().filter_map(|(node, error)| match error {
-        NodeError::TtlTooLong { max_ms } => Some((*max_ms, node)),
-        _ => None,
-    });
-    let (max_ms, node) = limits.min()?;
-    let most = text_of_ms(max_ms);
-    Some(anyhow!(
-        "{node} does not allow this ttl: lower --ttl to at most {most} or raise lock.max-ttl"
-    ))
 }

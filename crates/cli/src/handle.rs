@@ -77,23 +77,19 @@ async fn extend_and_print(
     args: &Extend,
 ) -> anyhow::Result<ExitCode> {
     let ttl = args.ttl.map_or(Ok(handle.ttl()), check_ttl)?;
-    let lock = match quorum.lock_all(handle.keys()).ttl(ttl).attach(handle).await {
-        Ok(lock) => lock,
-        Err(AttachError::NoQuorum { nodes }) if nodes.is_permanent() => {
-            return Err(exit::attach_error(nodes));
-        }
-        Err(error) => {
-            let code = match &error {
-                AttachError::Gone { .. } => exit::LOST,
-                AttachError::NoQuorum { nodes } if is_revoked(nodes) => exit::LOST,
-                AttachError::NoQuorum { .. } | AttachError::InsufficientValidity { .. } => {
-                    exit::NO_MAJORITY
-                }
-                _ => exit::FAILED,
-            };
-            return Err(Ended::with(code, format_args!("not extended: {error}")));
-        }
-    };
+    let attached = quorum.lock_all(handle.keys()).ttl(ttl).attach(handle).await;
+    let lock = attached.map_err(|error| {
+        let code = match &error {
+            AttachError::NoQuorum { nodes } if nodes.is_permanent() => exit::FAILED,
+            AttachError::NoQuorum { nodes } if is_revoked(nodes) => exit::LOST,
+            AttachError::Gone { .. } => exit::LOST,
+            AttachError::NoQuorum { .. } | AttachError::InsufficientValidity { .. } => {
+                exit::NO_MAJORITY
+            }
+            _ => exit::FAILED,
+        };
+        Ended::with(code, format_args!("not extended: {error}"))
+    })?;
     args.format.detach_and_print(quorum, lock).await?;
     Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::os::unix::ffi::OsStringExt as _;
 use std::process::ExitCode;
 
-use quorlock_client::{Inspection, ListedLock, Quorum, ScanError, WaiterInfo};
+use quorlock_client::{Inspection, Quorum, ScanError, WaiterInfo};
 use quorlock_core::client::limits::LISTED_MAX;
 use quorlock_core::quorum::Majority;
 use serde_json::{Value, json};
@@ -129,16 +129,9 @@ impl<'a> Semaphore<'a> {
             let _ = writeln!(text, "  waiting  {}", waiters_text(self.waiters, &self.queue));
         }
         let rows = self.slots.iter().enumerate().map(|(index, (key, slot))| {
-            vec![
-                index.to_string(),
-                escape_short(key),
-                slot.headline(),
-                or_dash(slot.held.map(|held| held.fence.to_string())),
-                or_dash(slot.held_for.map(time)),
-                or_dash(slot.held.map(|held| time(held.at_most))),
-            ]
+            [vec![index.to_string()], row(key, slot.headline(), slot)].concat()
         });
-        let heading = ["SLOT", "KEY", "STATE", "FENCE", "HELD FOR", "ENDS IN"];
+        let heading = ["SLOT", "KEY", "STATE", "FENCE", "HELD FOR", "ENDS IN", "WAITING"];
         text + &table(&with_heading(heading, rows))
     }
 
@@ -225,8 +218,14 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         let shown = json!({ "locks": locks, "truncated": list.is_truncated, "failed": failed });
         output::print(&output::json(&shown));
     } else {
-        let heading = ["KEY", "STATE", "FENCE", "ENDS IN", "WAITING"];
-        output::print(&table(&with_heading(heading, summaries.map(row))));
+        let rows = summaries.map(|(listed, summary)| {
+            // The key is listed because a minority has a lease on it.
+            let is_free = summary.verdict == Verdict::Free;
+            let on_minority = is_free.then(|| "on a minority of the nodes only".to_owned());
+            row(&listed.key, on_minority.unwrap_or_else(|| summary.headline()), &summary)
+        });
+        let heading = ["KEY", "STATE", "FENCE", "HELD FOR", "ENDS IN", "WAITING"];
+        output::print(&table(&with_heading(heading, rows)));
         for (node, error) in &failed {
             let error = escape_short(error.to_string());
             say(format_args!("the list of {node} may lack locks: {error}"));
@@ -244,20 +243,13 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(exit::without_majority(errors, list.nodes.len())))
 }
 
-fn row((lock, summary): (&ListedLock, Summary<'_>)) -> Vec<String> {
+fn row(key: &[u8], state: String, summary: &Summary<'_>) -> Vec<String> {
     vec![
-        escape_short(&lock.key),
-        state(&summary),
+        escape_short(key),
+        state,
         or_dash(summary.held.map(|held| held.fence.to_string())),
+        or_dash(summary.held_for.map(time)),
         or_dash(summary.held.map(|held| time(held.at_most))),
         summary.waiters.to_string(),
     ]
-}
-
-fn state(summary: &Summary<'_>) -> String {
-    match summary.verdict {
-        // The key is listed because a minority has a lease on it.
-        Verdict::Free => "on a minority of the nodes only".to_owned(),
-        _ => summary.headline(),
-    }
 }

@@ -125,6 +125,9 @@ struct NamedNodes<'a> {
     file: Option<&'a Loaded>,
 }
 
+/// The certificate and the key of this client, in PEM.
+type Identity = (String, String);
+
 /// What this and other processes need to connect to the nodes. It contains passwords and a private
 /// key: never print it.
 #[derive(Clone, Deserialize, Serialize)]
@@ -134,8 +137,8 @@ pub(crate) struct SecretNodes {
     credentials: Option<(String, String)>,
     /// In PEM; `None` for those of `SSL_CERT_FILE` or of the system.
     roots: Option<String>,
-    /// The certificate and the key of this client in PEM; `None` if it shows no certificate.
-    identity: Option<(String, String)>,
+    /// `None` if this client shows no certificate.
+    identity: Option<Identity>,
 }
 
 impl NodeArgs {
@@ -247,7 +250,7 @@ impl NodeArgs {
         source: &str,
         endpoints: &[Endpoint],
         config: Option<&Tls>,
-    ) -> anyhow::Result<(Option<String>, Option<(String, String)>)> {
+    ) -> anyhow::Result<(Option<String>, Option<Identity>)> {
         let cacert = self.cacert.as_deref().or_else(|| config?.cacert.as_deref());
         let (cert, key) = match (&self.cert, &self.tls_key) {
             (Some(cert), Some(key)) => (Some(cert), Some(key)),

@@ -196,7 +196,7 @@ async fn run_locked(
 ) -> anyhow::Result<ExitCode> {
     let acquiring = args.lock.acquire(quorum, called_at, args.node_timeout, args.verbose);
     let acquired = signals.interrupting(Box::pin(acquiring)).await?;
-    let not_acquired = |error| not_acquired(error, args.conflict_exit_code, args.verbose);
+    let not_acquired = |error| not_acquired(&error, args.conflict_exit_code, args.verbose);
     let lock = acquired.map_err(not_acquired)?;
     let held_since = system::now();
     if args.verbose {

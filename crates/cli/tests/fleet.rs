@@ -246,8 +246,8 @@ fn missing_rights_are_found_with_and_without_dryrun() {
     }
 }
 
-/// Nodes with a password. A command that restarts a node writes its host to a file, and the test
-/// does the rest.
+/// Nodes, and a command that restarts a node: it writes its host to a file, and the test does the
+/// rest.
 struct Fleet {
     nodes: Nodes,
     folder: TempDir,
@@ -255,8 +255,7 @@ struct Fleet {
 
 impl Fleet {
     fn start() -> Self {
-        let nodes = Nodes::start_with(3, |_, node| node.arg("requirepass", "secret"));
-        Self { nodes: nodes.unwrap(), folder: tempfile::tempdir().unwrap() }
+        Self { nodes: Nodes::start(3), folder: tempfile::tempdir().unwrap() }
     }
 
     fn asked_file(&self) -> PathBuf {
@@ -271,7 +270,11 @@ impl Fleet {
 
     fn restart_nodes(&self, options: &[&str], then: &str) -> Command {
         let mut command = on_urls(&self.nodes.urls(), "restart-nodes");
-        command.env("QUORLOCK_PASSWORD", "secret").args(options).arg("--").args(["sh", "-c"]);
+        command
+            .env("QUORLOCK_NODES", "redis://:secret@a")
+            .args(options)
+            .arg("--")
+            .args(["sh", "-c"]);
         command.arg(format!("echo {{host}} >>{}; {then}", self.asked_file().display()));
         command
     }
@@ -287,9 +290,8 @@ fn socket(node: &Server) -> String {
 
 fn votes(node: &Server) -> bool {
     let Ok(mut connection) = node.try_connection() else { return false };
-    let auth = redis::cmd("AUTH").arg("secret").exec(&mut connection);
     let info: redis::RedisResult<String> = redis::cmd("INFO").arg("lock").query(&mut connection);
-    auth.is_ok() && info.is_ok_and(|info| info.contains("lock_state:voting"))
+    info.is_ok_and(|info| info.contains("lock_state:voting"))
 }
 
 #[test]
@@ -323,7 +325,7 @@ fn node_is_restarted_only_while_all_others_vote() {
 fn failed_command_or_a_node_that_is_not_back_ends_the_restarts() {
     let fleet = Fleet::start();
     assert_error(&fleet.output(&[], "exit 3"), 125, "No further node was restarted");
-    let output = fleet.output(&["--limit", "1s"], "echo ${QUORLOCK_PASSWORD-none}");
+    let output = fleet.output(&["--limit", "1s"], "echo ${QUORLOCK_NODES-none}");
     assert_error(&output, 122, "it was not restarted. No further node was restarted");
     assert_eq!(stdout(&output), "none\n", "the command does not inherit the password");
     assert_eq!(fleet.asked().len(), 2);

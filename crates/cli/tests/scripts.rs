@@ -230,7 +230,7 @@ fn lock_whose_handle_cannot_be_printed_is_released() {
 fn error_of_a_ttl_that_is_too_long_names_the_limit() {
     let nodes = Nodes::start(3);
     let output = on(&nodes, "acquire").args(["--ttl", "5m", "k"]).output().unwrap();
-    let advice = "lower --ttl to at most 60s or raise lock.max-ttl";
+    let advice = "at most 60000 ms: lower the ttl or raise lock.max-ttl";
     assert_error(&output, 125, advice);
     let handle = acquire(&nodes);
     let output = output_retried_on_122(|| {

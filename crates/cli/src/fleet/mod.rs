@@ -3,7 +3,8 @@
 //!
 //! - [`Node`]: the connection to one node, and the requests to it. [`facts`]: what it answers.
 //! - [`snapshot`]: all nodes, and which of them a client counts. Every subcommand that shows the
-//!   state of the nodes shows such a snapshot. [`finding`]: why a node does not vote, and what to do.
+//!   state of the nodes shows such a snapshot.
+//! - [`finding`]: why a node does not vote, and what to do.
 
 pub(crate) mod facts;
 mod finding;

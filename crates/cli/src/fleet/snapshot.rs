@@ -154,7 +154,7 @@ impl NodeReport {
             "module": lock.map(|lock| &lock.version),
             "server": facts.map(|facts| &facts.server),
             "set": set,
-            "evicts": facts.map(|facts| facts.evicts()),
+            "evicts": facts.map(Facts::evicts),
             "max_ttl_ms": lock.and_then(|lock| lock.max_ttl_ms),
             "max_waiters": facts.and_then(|facts| facts.max_waiters),
             "max_clock_skew_ms": facts.and_then(|facts| facts.max_clock_skew_ms),

@@ -11,8 +11,7 @@
 mod process;
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, IoSlice, Read as _, Seek as _, Write as _, stdin};
+use std::io::{self, IoSlice, Write as _, stdin};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net;
@@ -20,12 +19,10 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use quorlock_client::DetachedLock;
 use quorlock_core::quorum::Moment;
 use quorlock_core::{StopSchedule, Ttl};
 use rustix::cmsg_space;
-use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -43,8 +40,8 @@ pub(crate) use process::{SUBCOMMAND, main};
 /// The running program, even after its file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// How many descriptors the watchdog receives at its start.
-const DESCRIPTORS: usize = 2;
+/// How long the watchdog may take to read its order.
+const ORDER_LIMIT: Duration = Duration::from_secs(5);
 
 /// The watchdog, as `quorlock run` sees it.
 pub(crate) struct WatchdogHandle {
@@ -70,7 +67,6 @@ impl WatchdogHandle {
         // If the watchdog is killed, this process becomes the parent of its children.
         become_subreaper()?;
         let other_children = children();
-        let order_file = order.write()?;
         let (ours, theirs) = net::UnixStream::pair()?;
         let mut watchdog = Command::new(THIS_PROGRAM);
         watchdog.arg0("quorlock").arg(SUBCOMMAND).args(command);
@@ -83,7 +79,9 @@ impl WatchdogHandle {
         let process = Pid::from_child(&watchdog.spawn()?);
         // Closes this process's copy of `theirs`.
         drop(watchdog);
-        send_descriptors(&ours, [stdin().as_fd(), order_file.as_fd()])?;
+        send_descriptor(&ours, stdin().as_fd())?;
+        ours.set_write_timeout(Some(ORDER_LIMIT))?;
+        (&ours).write_all(&[&serde_json::to_vec(order)?[..], b"\n"].concat())?;
         ours.set_nonblocking(true)?;
         let (reports, instructions) = UnixStream::from_std(ours)?.into_split();
         let reports = BufReader::new(reports).lines();
@@ -120,14 +118,11 @@ impl WatchdogHandle {
     }
 }
 
-/// Sends the watchdog its standard input, which until then is its end of the connection, and the
-/// [`Order`]. Descriptors show the token neither in arguments nor in the environment.
-fn send_descriptors(
-    connection: &net::UnixStream,
-    descriptors: [BorrowedFd<'_>; DESCRIPTORS],
-) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
+/// Sends the watchdog its standard input, which until then is its end of the connection.
+fn send_descriptor(connection: &net::UnixStream, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
     control.push(SendAncillaryMessage::ScmRights(&descriptors));
     sendmsg(connection, &[IoSlice::new(b"\n")], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
@@ -198,8 +193,9 @@ fn send(connection: &OwnedWriteHalf, message: &impl Serialize) -> bool {
 /// How long the watchdog tries to release the lock. A lease that remains on a node ends by its ttl.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What the watchdog does, and what it needs to release the lock if `quorlock run` is gone. It
-/// contains the token and passwords: never print it.
+/// The first line to the watchdog: what it does, and what it needs to release the lock if `quorlock
+/// run` is gone. It contains the token and passwords, and so is neither an argument nor in the
+/// environment: never print it.
 #[derive(Deserialize, Serialize)]
 pub(crate) struct Order {
     pub(crate) begin: Begin,
@@ -209,23 +205,6 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Writes the order to a file in memory, from which [`read`](Self::read) reads it. Certificates
-    /// may need more space than a socket has.
-    fn write(&self) -> io::Result<OwnedFd> {
-        let mut file = File::from(memfd_create("quorlock", MemfdFlags::CLOEXEC)?);
-        file.write_all(&serde_json::to_vec(self)?)?;
-        file.rewind()?;
-        Ok(file.into())
-    }
-
-    /// Reads and closes the file.
-    fn read(file: OwnedFd) -> anyhow::Result<Self> {
-        let mut text = String::new();
-        File::from(file).read_to_string(&mut text)?;
-        // The error of serde would quote the text.
-        serde_json::from_str(&text).ok().context("the order to the watchdog is incomplete")
-    }
-
     /// Releases the lock on all nodes, unless it has ended or has another token. Ignores errors: no
     /// process is left to report them to.
     async fn release(self) {

@@ -17,7 +17,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::{Begin, DESCRIPTORS, Instruction, Order, Report, send};
+use super::{Begin, Instruction, Order, Report, send};
 use crate::process_tree::ProcessTree;
 use crate::system;
 use crate::system::Signals;
@@ -35,15 +35,17 @@ pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
     let _signals = Signals::listen()?;
     let _ = rustix::thread::set_name(NAME);
     let connection = stdin().as_fd().try_clone_to_owned()?;
-    let [stdin, order] =
-        receive_descriptors(connection.as_fd()).context("only `quorlock run` starts a watchdog")?;
+    let stdin =
+        receive_descriptor(connection.as_fd()).context("only `quorlock run` starts a watchdog")?;
     dup2_stdin(stdin)?;
-    // Closes the descriptor before the command starts.
-    let order = Order::read(order)?;
     let connection = net::UnixStream::from(connection);
     connection.set_nonblocking(true)?;
     let (instructions, reports) = UnixStream::from_std(connection)?.into_split();
     let mut watchdog = Watchdog { instructions: BufReader::new(instructions).lines(), reports };
+    let order = watchdog.instructions.next_line().await?.unwrap_or_default();
+    // The error of serde would quote the text.
+    let order: Option<Order> = serde_json::from_str(&order).ok();
+    let order = order.context("the order to the watchdog is incomplete")?;
     if watchdog.run(order.begin, &command).await? {
         order.release().await;
     }
@@ -123,17 +125,16 @@ impl Watchdog {
     }
 }
 
-fn receive_descriptors(connection: BorrowedFd<'_>) -> io::Result<[OwnedFd; DESCRIPTORS]> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
+fn receive_descriptor(connection: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    // Reads one byte: the bytes after it are instructions.
+    // Reads one byte: the bytes after it are the order and instructions.
     recvmsg(connection, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let descriptors = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors.collect::<Vec<_>>()),
+    let descriptor = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
     });
-    let descriptors = descriptors.and_then(|descriptors| descriptors.try_into().ok());
-    descriptors.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    descriptor.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
 fn close_stdio() -> io::Result<()> {

@@ -151,7 +151,7 @@ impl<Q> QuorumBuilder<Q> {
     }
 
     fn open(&self, node: &NodeSource) -> Result<NodeInfo, ConnectError> {
-        let endpoint = Endpoint::new(&self.client_of(node)?).map_err(tls_error)?;
+        let endpoint = Endpoint::new(&self.client_of(node)?).map_err(|error| tls_error(&error))?;
         let name: Arc<str> = endpoint.address().into();
         let wait_connections = Arc::new(WaitConnectionPool::new(endpoint.clone()));
         Ok(NodeInfo { name, endpoint, wait_connections })
@@ -177,7 +177,7 @@ impl<Q> QuorumBuilder<Q> {
         }
         let info =
             url.as_str().into_connection_info().map_err(|error| invalid(error.to_string()))?;
-        self.open_client(self.with_credentials(info)).map_err(tls_error)
+        self.open_client(self.with_credentials(info)).map_err(|error| tls_error(&error))
     }
 
     fn with_credentials(&self, info: ConnectionInfo) -> ConnectionInfo {
@@ -240,7 +240,7 @@ impl<Q> fmt::Debug for QuorumBuilder<Q> {
     }
 }
 
-fn tls_error(error: RedisError) -> ConnectError {
+fn tls_error(error: &RedisError) -> ConnectError {
     ConnectError::Tls { reason: error.to_string() }
 }
 
