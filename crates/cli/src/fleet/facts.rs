@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use quorlock_core::client::Hello;
+use redis::InfoDict;
 
 use super::snapshot::State;
 use crate::output::escape;
@@ -70,20 +71,44 @@ pub(crate) struct Abstention {
 impl Facts {
     /// Parses the replies to INFO and INFO lock, in any order. Other replies have the other facts.
     pub(crate) fn parse(text: &str) -> Self {
-        let fields = Fields(text);
+        let fields = InfoDict::new(text);
+        let escaped = |name: &str| {
+            let value = fields.get::<String>(name).filter(|value| !value.is_empty());
+            value.as_deref().map(escape)
+        };
+        let number = |name: &str| fields.get::<u64>(name);
         let mut hello = Hello::from_info(text);
         hello.mode = hello.mode.as_deref().map(escape);
-        let server = match (fields.escaped("valkey_version"), fields.escaped("redis_version")) {
+        let server = match (escaped("valkey_version"), escaped("redis_version")) {
             (Some(version), _) => format!("valkey {version}"),
             (None, Some(version)) => format!("redis {version}"),
             (None, None) => "redis of an unknown version".to_owned(),
         };
+        let module = escaped("lock_state").map(|state| ModuleInfo {
+            version: escaped("lock_version").unwrap_or_else(|| "unknown".into()),
+            state: match &*state {
+                "voting" => State::Voting,
+                "unwritable" => {
+                    State::Unwritable(escaped("lock_unwritable_reason").unwrap_or(state))
+                }
+                _ => State::Abstaining(Abstention {
+                    reason: escaped("lock_abstain_reason").unwrap_or(state),
+                    left: number("lock_abstain_left_ms").map(Duration::from_millis),
+                }),
+            },
+            max_ttl_ms: number("lock_max_ttl_ms"),
+            rejoin_delay_ms: number("lock_rejoin_delay_ms"),
+            leases: number("lock_leases").unwrap_or(0),
+            waiters: number("lock_waiters").unwrap_or(0),
+            counters: COUNTERS.map(|(name, _)| number(&format!("lock_{name}"))),
+            longest_wait_us: number("lock_longest_wait_us"),
+        });
         Self {
             server,
             hello,
-            maxmemory_bytes: fields.number("maxmemory").unwrap_or(0),
-            maxmemory_policy: fields.escaped("maxmemory_policy"),
-            module: ModuleInfo::read(&fields),
+            maxmemory_bytes: number("maxmemory").unwrap_or(0),
+            maxmemory_policy: escaped("maxmemory_policy"),
+            module,
             ..Self::default()
         }
     }
@@ -95,51 +120,9 @@ impl Facts {
 }
 
 impl ModuleInfo {
-    fn read(fields: &Fields) -> Option<Self> {
-        let state = fields.text("lock_state")?;
-        let reason = |field| fields.escaped(field).unwrap_or_else(|| escape(state));
-        let state = match state {
-            "voting" => State::Voting,
-            "unwritable" => State::Unwritable(reason("lock_unwritable_reason")),
-            _ => State::Abstaining(Abstention {
-                reason: reason("lock_abstain_reason"),
-                left: fields.number("lock_abstain_left_ms").map(Duration::from_millis),
-            }),
-        };
-        Some(Self {
-            version: fields.escaped("lock_version").unwrap_or_else(|| "unknown".into()),
-            state,
-            max_ttl_ms: fields.number("lock_max_ttl_ms"),
-            rejoin_delay_ms: fields.number("lock_rejoin_delay_ms"),
-            leases: fields.number("lock_leases").unwrap_or(0),
-            waiters: fields.number("lock_waiters").unwrap_or(0),
-            counters: COUNTERS.map(|(name, _)| fields.number(&format!("lock_{name}"))),
-            longest_wait_us: fields.number("lock_longest_wait_us"),
-        })
-    }
-
     /// The value of one of [`COUNTERS`]; `None` if the module lacks it.
     pub(crate) fn counter(&self, name: &str) -> Option<u64> {
         COUNTERS.into_iter().zip(self.counters).find(|((counter, _), _)| *counter == name)?.1
-    }
-}
-
-/// Lines of `name:value`.
-struct Fields<'a>(&'a str);
-
-impl<'a> Fields<'a> {
-    fn text(&self, name: &str) -> Option<&'a str> {
-        let line = self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        line.map(str::trim).filter(|value| !value.is_empty())
-    }
-
-    /// The value, escaped for a terminal.
-    fn escaped(&self, name: &str) -> Option<String> {
-        self.text(name).map(escape)
-    }
-
-    fn number(&self, name: &str) -> Option<u64> {
-        self.text(name)?.parse().ok()
     }
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod facts;
 mod finding;
 pub(crate) mod snapshot;
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
@@ -142,11 +143,8 @@ async fn facts(connection: &mut MultiplexedConnection) -> Result<Facts, NodeErro
     let facts = Facts::parse(&format!("{}\n{}", text(info?)?, text(of_lock?)?));
     // A user that may not read the configuration still gets the other facts.
     let configs =
-        configs.ok().and_then(|reply| Vec::<(String, String)>::from_redis_value(reply).ok());
-    let config = |name: &str| {
-        let (_, value) = configs.as_ref()?.iter().find(|(key, _)| key == name)?;
-        value.parse().ok()
-    };
+        configs.ok().and_then(|reply| HashMap::<String, String>::from_redis_value(reply).ok());
+    let config = |name: &str| configs.as_ref()?.get(name)?.parse().ok();
     let (max_clock_skew_ms, max_waiters) =
         (config("lock.max-clock-skew"), config("lock.max-waiters"));
     let (round_trip, clock_offset_us) = probe(connection).await?;

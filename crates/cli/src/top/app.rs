@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use quorlock_client::{ListedLock, LockList};
 
+use super::view::COLUMNS;
 use crate::fleet::{NodeReport, Snapshot};
 use crate::locks::{Summary, Verdict, leases};
 use crate::output::{escape_short, owner};
@@ -94,38 +95,6 @@ pub(super) fn rows_of(list: LockList) -> (Vec<Lock>, Option<String>) {
     (list.locks.into_iter().map(Lock::new).collect(), problem)
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Sort {
-    #[default]
-    Key,
-    Owner,
-    Left,
-    Held,
-    Waiters,
-}
-
-impl Sort {
-    fn next(self) -> Self {
-        let all = [Self::Key, Self::Owner, Self::Left, Self::Held, Self::Waiters];
-        let mut in_order = all.into_iter().cycle();
-        in_order.find(|sort| *sort == self);
-        in_order.next().unwrap_or_default()
-    }
-
-    /// Compares two locks. By time left, time held and waiters, locks that need attention come
-    /// first.
-    fn compare(self, a: &Lock, b: &Lock) -> Ordering {
-        match self {
-            Self::Key => a.name.cmp(&b.name),
-            Self::Owner => a.owner.cmp(&b.owner),
-            // A lock without a known end comes last.
-            Self::Left => a.left.unwrap_or(Duration::MAX).cmp(&b.left.unwrap_or(Duration::MAX)),
-            Self::Held => b.held.cmp(&a.held),
-            Self::Waiters => b.waiters.cmp(&a.waiters),
-        }
-    }
-}
-
 /// What the program does next. After each action but `Quit`, it draws the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
@@ -145,7 +114,8 @@ pub(super) struct App {
     /// Grants and refusals per second of each node; `None` unless the last two snapshots have its
     /// counters.
     pub(super) rates: Vec<Option<[f64; 2]>>,
-    pub(super) sort: Sort,
+    /// The index into [`COLUMNS`] of the column by which the locks are sorted.
+    pub(super) sort: usize,
     pub(super) is_reversed: bool,
     pub(super) filter: String,
     /// Whether key presses edit the filter.
@@ -193,7 +163,12 @@ impl App {
                 self.shows_details = !self.shows_details && self.selected_lock().is_some();
             }
             KeyCode::Char('/') => self.is_typing = true,
-            KeyCode::Char('s') => self.set_order(self.sort.next(), self.is_reversed),
+            KeyCode::Char('s') => {
+                let mut sorting =
+                    COLUMNS.iter().enumerate().filter(|(_, column)| column.1.is_some());
+                let next = sorting.find(|(column, _)| *column > self.sort);
+                self.set_order(next.map_or(0, |(column, _)| column), self.is_reversed);
+            }
             KeyCode::Char('r') => self.set_order(self.sort, !self.is_reversed),
             KeyCode::Down | KeyCode::Char('j') => self.select(self.selected.saturating_add(1)),
             KeyCode::Up | KeyCode::Char('k') => self.select(self.selected.saturating_sub(1)),
@@ -230,7 +205,7 @@ impl App {
         }
     }
 
-    fn set_order(&mut self, sort: Sort, is_reversed: bool) {
+    fn set_order(&mut self, sort: usize, is_reversed: bool) {
         (self.sort, self.is_reversed) = (sort, is_reversed);
         self.rebuild_rows(self.selected_name().as_deref());
     }
@@ -246,7 +221,9 @@ impl App {
             |lock: &Lock| lock.name.contains(&self.filter) || lock.owner.contains(&self.filter);
         self.rows = (0..locks.len()).filter(|&row| matches(&locks[row])).collect();
         self.rows.sort_by(|&a, &b| {
-            let order = self.sort.compare(&locks[a], &locks[b]);
+            let order = COLUMNS[self.sort]
+                .1
+                .map_or(Ordering::Equal, |compare| compare(&locks[a], &locks[b]));
             let order = if self.is_reversed { order.reverse() } else { order };
             // Rows that are equal keep their places from one list to the next.
             order.then_with(|| locks[a].name.cmp(&locks[b].name))
@@ -355,7 +332,7 @@ pub(super) mod tests {
         }
         press(&mut app, "r");
         assert_eq!(keys(&app), "cba");
-        app.set_order(Sort::Left, false);
+        press(&mut app, "rss");
         app.update(moment(vec![
             Lock { left: None, ..lock("a", "", 1, 1, 0) },
             lock("b", "", 1, 9, 0),

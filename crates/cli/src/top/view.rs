@@ -1,8 +1,9 @@
 //! Draws the screen. Formats only the visible rows.
 
+use std::cmp::Ordering;
 use std::time::{Duration, Instant};
 
-use super::app::{App, Lock, Moment, Sort};
+use super::app::{App, Lock, Moment};
 use crate::fleet::{NodeReport, State};
 use crate::locks::{self, Summary};
 use crate::output::{
@@ -21,15 +22,34 @@ const NODE_FIT: Fit<'_> = Fit {
     starts_with_address: true,
 };
 
-const LOCK_HEADING: [(&str, Option<Sort>); 7] = [
-    ("KEY", Some(Sort::Key)),
-    ("OWNER", Some(Sort::Owner)),
-    ("STATE", None),
-    ("NODES", None),
-    ("LEFT", Some(Sort::Left)),
-    ("HELD", Some(Sort::Held)),
-    ("WAITERS", Some(Sort::Waiters)),
+/// A column of the locks: its heading; the order of the locks that are sorted by it; and the cell of
+/// a lock, given the time since the locks were listed and the number of the nodes. By time left,
+/// time held and waiters, locks that need attention come first.
+pub(super) struct Column(
+    &'static str,
+    pub(super) Option<fn(&Lock, &Lock) -> Ordering>,
+    fn(&Lock, Duration, usize) -> String,
+);
+
+pub(super) const COLUMNS: [Column; 7] = [
+    Column("KEY", Some(|a, b| a.name.cmp(&b.name)), |lock, _, _| lock.name.clone()),
+    Column("OWNER", Some(|a, b| a.owner.cmp(&b.owner)), |lock, _, _| lock.owner.clone()),
+    Column("STATE", None, |lock, _, _| lock.state.to_owned()),
+    Column("NODES", None, |lock, _, nodes| format!("{}/{nodes}", lock.nodes)),
+    // A lock without a known end comes last.
+    Column("LEFT", Some(|a, b| (a.left.is_none(), a.left).cmp(&(b.left.is_none(), b.left))), left),
+    Column("HELD", Some(|a, b| b.held.cmp(&a.held)), |lock, elapsed, _| {
+        or_dash(lock.held.map(|held| time(held + elapsed)))
+    }),
+    Column("WAITERS", Some(|a, b| b.waiters.cmp(&a.waiters)), |lock, _, _| {
+        lock.waiters.to_string()
+    }),
 ];
+
+fn left(lock: &Lock, elapsed: Duration, _nodes: usize) -> String {
+    or_dash(lock.left.map(|left| time(left.saturating_sub(elapsed))))
+}
+
 const LOCK_FIT: Fit<'_> = Fit {
     numbers_from: Some(3),
     shortened: &[(0, 24), (1, 12)],
@@ -84,7 +104,11 @@ pub(super) fn lines(app: &mut App, now: Instant, columns: usize, rows: usize) ->
     } else {
         let visible = app.rows.iter().skip(app.first).take(app.page);
         let visible: Vec<_> = visible.map(|&row| &app.locks[row]).collect();
-        let lock_rows = visible.iter().map(|lock| lock_row(lock, elapsed, snapshot.nodes.len()));
+        let lock_rows = visible.iter().map(|lock| {
+            let cells =
+                COLUMNS.iter().map(|Column(.., cell)| cell(lock, elapsed, snapshot.nodes.len()));
+            cells.collect()
+        });
         let lock_rows: Vec<_> = std::iter::once(lock_heading(app)).chain(lock_rows).collect();
         let mut shown = fitted(&lock_rows, &LOCK_FIT, columns).into_iter();
         lines.extend(shown.next().map(|heading| style(&heading, BOLD)));
@@ -139,25 +163,11 @@ fn node_row(node: &NodeReport, rates: Option<[f64; 2]>) -> Vec<String> {
 }
 
 fn lock_heading(app: &App) -> Vec<String> {
-    let heading = LOCK_HEADING.iter().map(|(name, sort)| match sort {
-        Some(sort) if *sort == app.sort => {
-            format!("{name}{}", if app.is_reversed { "▲" } else { "▼" })
-        }
-        _ => (*name).to_owned(),
+    let arrow = if app.is_reversed { "▲" } else { "▼" };
+    let heading = COLUMNS.iter().enumerate().map(|(column, Column(name, ..))| {
+        format!("{name}{}", if column == app.sort { arrow } else { "" })
     });
     heading.collect()
-}
-
-fn lock_row(lock: &Lock, elapsed: Duration, nodes: usize) -> Vec<String> {
-    vec![
-        lock.name.clone(),
-        lock.owner.clone(),
-        lock.state.to_owned(),
-        format!("{}/{nodes}", lock.nodes),
-        or_dash(lock.left.map(|left| time(left.saturating_sub(elapsed)))),
-        or_dash(lock.held.map(|held| time(held + elapsed))),
-        lock.waiters.to_string(),
-    ]
 }
 
 impl Lock {
