@@ -14,7 +14,7 @@ use tokio::time::sleep;
 
 use crate::config::Defaults;
 use crate::exit::Ended;
-use crate::handle::{self, HandleOutput};
+use crate::handle;
 use crate::nodes::{self, NodeArgs, NodeSettings};
 use crate::output::{escape_short, say, say_in_background};
 use crate::system::Signals;
@@ -49,8 +49,11 @@ pub(crate) struct Acquire {
     #[command(flatten)]
     lock: LockArgs,
 
-    #[command(flatten)]
-    format: HandleOutput,
+    /// Print JSON: handle, key, fence, `ttl_ms`, `expires_unix_ms`
+    ///
+    /// If the lock is a permit of a semaphore, also permit: the number of its slot, from 0.
+    #[arg(long)]
+    json: bool,
 }
 
 const EXIT_CODES: &str = "Exit codes:
@@ -88,7 +91,7 @@ async fn acquire_and_print(
 ) -> anyhow::Result<ExitCode> {
     let acquired = Box::pin(args.lock.acquire(quorum, called_at, None, false)).await;
     let lock = acquired.map_err(|error| not_acquired(&error, exit::CONFLICT, true))?;
-    args.format.detach_and_print(quorum, lock).await?;
+    handle::detach_and_print(quorum, lock, args.json).await?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,11 +1,11 @@
 //! The handle that `quorlock acquire` prints, a detached lock as text; and `quorlock extend` and
 //! `quorlock release`, which take it.
 
-use std::io::{self, Read as _, Write as _, stdin, stdout};
+use std::io::{self, Read as _, stdin};
 use std::process::ExitCode;
 use std::time::{Duration, UNIX_EPOCH};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use quorlock_client::{
     AttachError, DetachedLock, Lock, NodeAnswers, Quorum, ReleaseError, Released,
 };
@@ -19,7 +19,7 @@ use crate::acquire::{FLUSH_LIMIT, check_ttl};
 use crate::exit::{self, Ended};
 use crate::lock_renewer::revoked_nodes;
 use crate::nodes::{self, NodeArgs};
-use crate::output::ms;
+use crate::output::{ms, try_print};
 use crate::system::Signals;
 use crate::values::duration;
 
@@ -36,11 +36,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 #[derive(clap::Args)]
 #[command(after_help = [EXTEND_EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Extend {
-    #[command(flatten)]
-    handle: HandleArg,
+    /// The handle as it was printed, text or JSON; `-` reads it from standard input
+    #[arg(value_name = "HANDLE")]
+    handle: String,
 
-    #[command(flatten)]
-    format: HandleOutput,
+    /// Print JSON: handle, key, fence, `ttl_ms`, `expires_unix_ms`
+    ///
+    /// If the lock is a permit of a semaphore, also permit: the number of its slot, from 0.
+    #[arg(long)]
+    json: bool,
 
     /// How long the lock lasts from now [default: as before]
     #[arg(long, value_parser = duration, value_name = "TIME")]
@@ -61,7 +65,7 @@ const EXTEND_EXIT_CODES: &str = "Exit codes:
   128 + the signal that ended quorlock: the lock counts as lost";
 
 pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
-    let handle = args.handle.read()?;
+    let handle = read(&args.handle)?;
     // Listens only now, so that a signal can end the wait for the handle. From here on, a signal
     // must not end this program while it holds a lock.
     let mut signals = Signals::listen()?;
@@ -90,7 +94,7 @@ async fn extend_and_print(
         };
         Ended::with(code, format_args!("not extended: {error}"))
     })?;
-    args.format.detach_and_print(quorum, lock).await?;
+    detach_and_print(quorum, lock, args.json).await?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -104,8 +108,9 @@ fn is_revoked(nodes: &NodeAnswers) -> bool {
 #[derive(clap::Args)]
 #[command(after_help = [RELEASE_EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Release {
-    #[command(flatten)]
-    handle: HandleArg,
+    /// The handle as it was printed, text or JSON; `-` reads it from standard input
+    #[arg(value_name = "HANDLE")]
+    handle: String,
 
     #[command(flatten)]
     nodes: NodeArgs,
@@ -120,7 +125,7 @@ const RELEASE_EXIT_CODES: &str = "Exit codes:
        nodes fail permanently: a wrong password, no module, a replica";
 
 pub(crate) async fn release(args: Release) -> anyhow::Result<ExitCode> {
-    let handle = args.handle.read()?;
+    let handle = read(&args.handle)?;
     let quorum = args.nodes.connect().await?;
     let outcome = quorum.release_detached(handle).await;
     // Waits for the nodes beyond the majority.
@@ -139,24 +144,6 @@ pub(crate) async fn release(args: Release) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The handle of the lock to extend or release.
-#[derive(clap::Args)]
-pub(crate) struct HandleArg {
-    /// The handle as it was printed, text or JSON; `-` reads it from standard input
-    #[arg(value_name = "HANDLE")]
-    text: String,
-}
-
-/// How a handle is printed.
-#[derive(clap::Args)]
-pub(crate) struct HandleOutput {
-    /// Print JSON: handle, key, fence, `ttl_ms`, `expires_unix_ms`
-    ///
-    /// If the lock is a permit of a semaphore, also permit: the number of its slot, from 0.
-    #[arg(long)]
-    json: bool,
-}
-
 /// The owner label of a lock that no process holds. It names the parent, usually the script that
 /// keeps the handle: this process ends before the lock does.
 pub(crate) fn default_owner() -> String {
@@ -168,65 +155,60 @@ pub(crate) fn default_owner() -> String {
     }
 }
 
-impl HandleArg {
-    /// Reads the handle. The error does not show it.
-    pub(crate) fn read(&self) -> anyhow::Result<DetachedLock> {
-        let text = match &*self.text {
-            "-" => io::read_to_string(stdin().take(INPUT_BYTES_MAX))
-                .context("cannot read the handle from standard input")?,
-            given => given.to_owned(),
-        };
-        let hint = "give what `quorlock acquire` or `quorlock extend` printed last";
-        if text.trim_start().starts_with('{') {
-            let given: Value = serde_json::from_str(&text).unwrap_or_default();
-            let handle = given["handle"].as_str();
-            let handle =
-                handle.with_context(|| format!("this JSON has no text field \"handle\": {hint}"));
-            return handle?.parse().context(hint);
-        }
-        text.parse().context(hint)
+/// Reads a handle. The error does not show it.
+fn read(handle: &str) -> anyhow::Result<DetachedLock> {
+    let text = match handle {
+        "-" => io::read_to_string(stdin().take(INPUT_BYTES_MAX))
+            .context("cannot read the handle from standard input")?,
+        given => given.to_owned(),
+    };
+    let hint = "give what `quorlock acquire` or `quorlock extend` printed last";
+    if text.trim_start().starts_with('{') {
+        let given: Value = serde_json::from_str(&text).unwrap_or_default();
+        let handle = given["handle"].as_str();
+        let handle =
+            handle.with_context(|| format!("this JSON has no text field \"handle\": {hint}"));
+        return handle?.parse().context(hint);
     }
+    text.parse().context(hint)
 }
 
-impl HandleOutput {
-    /// Detaches the lock from this process and prints its handle. Releases the lock if printing
-    /// fails: no other process could release it.
-    pub(crate) async fn detach_and_print(&self, quorum: &Quorum, lock: Lock) -> anyhow::Result<()> {
-        wait_for_stragglers(quorum, &lock).await;
-        let detached = lock.detach();
-        let Err(error) = self.print(&detached) else { return Ok(()) };
-        match quorum.release_detached(detached).await {
-            Ok(_) => Err(error).context("cannot print the handle; the lock is released"),
-            Err(_) => {
-                Err(error).context("cannot print the handle; the lock stays until its ttl is over")
-            }
-        }
-    }
+/// Detaches the lock from this process and prints its handle. Releases the lock if printing fails:
+/// no other process could release it.
+pub(crate) async fn detach_and_print(
+    quorum: &Quorum,
+    lock: Lock,
+    as_json: bool,
+) -> anyhow::Result<()> {
+    wait_for_stragglers(quorum, &lock).await;
+    let detached = lock.detach();
+    let Err(error) = print(&detached, as_json) else { return Ok(()) };
+    let end = match quorum.release_detached(detached).await {
+        Ok(_) => "is released",
+        Err(_) => "stays until its ttl is over",
+    };
+    Err(anyhow!("{error:#}; the lock {end}"))
+}
 
-    fn print(&self, detached: &DetachedLock) -> anyhow::Result<()> {
-        let handle = detached.to_secret_text();
-        let line = if self.json {
-            let expires = detached.until().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let mut shown = json!({
-                "handle": handle,
-                // With replacement characters for bytes that are not UTF-8. The handle has the
-                // exact key.
-                "key": String::from_utf8_lossy(detached.key()),
-                "fence": detached.fence().get(),
-                "ttl_ms": ms(detached.ttl()),
-                "expires_unix_ms": ms(expires),
-            });
-            if let Some(slot) = detached.slot() {
-                shown["permit"] = slot.into();
-            }
-            shown.to_string()
-        } else {
-            handle
-        };
-        let mut stdout = stdout().lock();
-        writeln!(stdout, "{line}")?;
-        Ok(stdout.flush()?)
+fn print(detached: &DetachedLock, as_json: bool) -> anyhow::Result<()> {
+    let mut text = detached.to_secret_text();
+    if as_json {
+        let expires = detached.until().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut shown = json!({
+            "handle": text,
+            // With replacement characters for bytes that are not UTF-8. The handle has the exact
+            // key.
+            "key": String::from_utf8_lossy(detached.key()),
+            "fence": detached.fence().get(),
+            "ttl_ms": ms(detached.ttl()),
+            "expires_unix_ms": ms(expires),
+        });
+        if let Some(slot) = detached.slot() {
+            shown["permit"] = slot.into();
+        }
+        text = shown.to_string();
     }
+    try_print(&(text + "\n"), "the handle")
 }
 
 /// Waits until every reachable node holds the lock, for [`STRAGGLERS_LIMIT`] at most. Otherwise the

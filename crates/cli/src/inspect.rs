@@ -1,7 +1,6 @@
 //! `quorlock inspect`: one lock, or all slots of a semaphore; and `quorlock list`: all locks.
 
 use std::ffi::OsString;
-use std::fmt::Write as _;
 use std::os::unix::ffi::OsStringExt as _;
 use std::process::ExitCode;
 
@@ -12,8 +11,7 @@ use serde_json::{Value, json};
 
 use crate::acquire::warn_of_larger;
 use crate::locks::{
-    Summary, Verdict, answers, key_json, lease_of, leases, longest_queue, node_json, queue_json,
-    text, waiters_text,
+    Summary, Verdict, answers, key_json, leases, node_json, queue_json, text, waiters_text,
 };
 use crate::nodes::{self, NodeArgs};
 use crate::output::{self, escape_short, or_dash, say, table, time, with_heading, with_plural};
@@ -89,9 +87,6 @@ struct Semaphore<'a> {
     /// A lower bound for the permits that another client gives this semaphore; `None` if no client
     /// gives more than `permits`, as far as the nodes show.
     larger_permits: Option<usize>,
-    /// A lower bound for the number of clients that wait.
-    waiters: u64,
-    queue: Vec<&'a WaiterInfo>,
 }
 
 impl<'a> Semaphore<'a> {
@@ -101,9 +96,20 @@ impl<'a> Semaphore<'a> {
         let larger_permits = last.map(|last| last + 1).filter(|used| *used > permits);
         // Includes the slots of clients with more permits, so that `held` counts them too.
         let shown = &slots[..larger_permits.unwrap_or(permits).min(slots.len())];
-        let (waiters, queue) = waiters(shown);
         let slots = shown.iter().map(|(key, slot)| (&**key, Summary::of(slot))).collect();
-        Self { name, permits, slots, larger_permits, waiters, queue }
+        Self { name, permits, slots, larger_permits }
+    }
+
+    /// Returns a lower bound for the number of clients that wait, and the clients that a node
+    /// lists.
+    ///
+    /// A client stands in line on every node that it reaches, and there in the queue of every slot
+    /// that it accepts. Therefore only the longest queue counts. A client that waits only in
+    /// shorter ones is not counted.
+    fn waiters(&self) -> (u64, &[&WaiterInfo]) {
+        let slots = || self.slots.iter().map(|(_, slot)| slot);
+        let longest = slots().map(|slot| &*slot.queue).max_by_key(|queue| queue.len());
+        (slots().map(|slot| slot.waiters).max().unwrap_or(0), longest.unwrap_or_default())
     }
 
     /// Returns how many slots have this exit code.
@@ -124,9 +130,9 @@ impl<'a> Semaphore<'a> {
     fn text(&self) -> String {
         let (held, permits) = (self.held(), with_plural(self.permits as u64, "permit"));
         let mut text = format!("{}: {held} of {permits} held\n", escape_short(self.name));
-        if self.waiters > 0 {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "  waiting  {}", waiters_text(self.waiters, &self.queue));
+        let (waiters, queue) = self.waiters();
+        if waiters > 0 {
+            text.extend(["  waiting  ", &waiters_text(waiters, queue), "\n"]);
         }
         let rows = self.slots.iter().enumerate().map(|(index, (key, slot))| {
             [vec![index.to_string()], row(key, slot.headline(), slot)].concat()
@@ -137,13 +143,14 @@ impl<'a> Semaphore<'a> {
 
     fn json(&self) -> Value {
         let slots: Value = self.slots.iter().map(|(key, slot)| key_json(key, slot)).collect();
+        let (waiters, queue) = self.waiters();
         let mut shown = json!({
             "name": String::from_utf8_lossy(self.name),
             "permits": self.permits,
             "held": self.held(),
             "larger_permits": self.larger_permits,
-            "waiters": self.waiters,
-            "queue": queue_json(&self.queue),
+            "waiters": waiters,
+            "queue": queue_json(queue),
             "slots": slots,
         });
         if let Some(hex) = output::key_hex(self.name) {
@@ -151,17 +158,6 @@ impl<'a> Semaphore<'a> {
         }
         shown
     }
-}
-
-/// Returns a lower bound for the number of clients that wait, and the clients that a node lists.
-///
-/// A client stands in line on every node that it reaches, and there in the queue of every slot that
-/// it accepts. Therefore only the longest queue counts. A client that waits only in shorter ones is
-/// not counted.
-fn waiters(slots: &[(Vec<u8>, Inspection)]) -> (u64, Vec<&WaiterInfo>) {
-    let nodes = || slots.iter().flat_map(|(_, slot)| &slot.nodes);
-    let leases = || nodes().filter_map(|node| lease_of(node));
-    (leases().map(|lease| lease.waiters).max().unwrap_or(0), longest_queue(leases()))
 }
 
 const LIMIT_DEFAULT: u32 = 1000;

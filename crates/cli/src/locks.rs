@@ -71,7 +71,7 @@ pub(crate) fn leases(inspection: &Inspection) -> impl Iterator<Item = &LeaseInfo
 }
 
 /// Returns the lease of a node; `None` if it has none, or did not answer.
-pub(crate) fn lease_of(node: &NodeInspection) -> Option<&LeaseInfo> {
+fn lease_of(node: &NodeInspection) -> Option<&LeaseInfo> {
     node.lease.as_ref().ok()?.as_ref()
 }
 
@@ -98,13 +98,14 @@ impl<'a> Summary<'a> {
             LockState::Unclear => Verdict::Divided,
         };
         let errors = inspection.nodes.iter().filter_map(|node| node.lease.as_ref().err());
+        let longest = leases().max_by_key(|lease| lease.queue.len());
         Self {
             verdict,
             held,
             held_for: lock_leases().filter_map(|lease| lease.held_for).max(),
             // A waiter stands in line on every node that it reaches.
             waiters: leases().map(|lease| lease.waiters).max().unwrap_or(0),
-            queue: longest_queue(leases()),
+            queue: longest.map(|lease| lease.queue.iter().collect()).unwrap_or_default(),
             keys: lock_leases().map(|lease| lease.keys).max().unwrap_or(1),
             revoked,
             nodes,
@@ -218,14 +219,6 @@ fn held_by(held: &HeldLock) -> String {
 fn holders(held: &HeldLock) -> String {
     let labels = held.owners.iter().map(|owner| output::owner(owner.as_deref()));
     number_and_names(held.holders, labels)
-}
-
-/// The queue of the node that names most waiters.
-pub(crate) fn longest_queue<'a>(
-    leases: impl Iterator<Item = &'a LeaseInfo>,
-) -> Vec<&'a WaiterInfo> {
-    let longest = leases.max_by_key(|lease| lease.queue.len());
-    longest.map(|lease| lease.queue.iter().collect()).unwrap_or_default()
 }
 
 /// Lists the waiters that a node names, after the number of all waiters.

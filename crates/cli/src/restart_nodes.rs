@@ -11,7 +11,7 @@ use crate::exit;
 use crate::fleet::{Finding, Fleet, FleetArgs, Snapshot, State};
 use crate::nodes;
 use crate::nodes::SECRET_VARIABLES;
-use crate::output::say;
+use crate::output::{ms, say};
 use crate::values::{duration, text_of_ms};
 
 const LIMIT_DEFAULT: &str = "10m";
@@ -70,8 +70,9 @@ pub(crate) async fn restart_nodes(args: RestartNodes) -> anyhow::Result<ExitCode
     let chosen = endpoints.iter().enumerate().filter(|(_, endpoint)| is_chosen(endpoint));
     for (node, endpoint) in chosen {
         let name = endpoint.name();
-        let before =
-            until(&fleet, args.limit, |snapshot| others_are_majority(snapshot, node)).await;
+        let others_are_majority =
+            |snapshot: &Snapshot| voters_without(snapshot, node) >= snapshot.majority();
+        let before = until(&fleet, args.limit, others_are_majority).await;
         let before = match before {
             Ok(snapshot) => run_id(&snapshot, node).map(str::to_owned),
             Err(snapshot) => {
@@ -94,8 +95,7 @@ pub(crate) async fn restart_nodes(args: RestartNodes) -> anyhow::Result<ExitCode
             let reason =
                 state.finding().map(|Finding { what, todo, .. }| format!("{what}: {todo}"));
             let reason = reason.unwrap_or_else(|| "it was not restarted".to_owned());
-            let ms = u64::try_from(args.limit.as_millis()).unwrap_or(u64::MAX);
-            let (state, limit) = (state.name(), text_of_ms(ms));
+            let (state, limit) = (state.name(), text_of_ms(ms(args.limit)));
             say(format_args!(
                 "{name} is {state} after {limit}: {reason}. No further node was restarted"
             ));
@@ -129,10 +129,6 @@ async fn until(
 /// Returns how many nodes vote besides this one.
 fn voters_without(snapshot: &Snapshot, node: usize) -> usize {
     snapshot.voting() - usize::from(snapshot.nodes[node].state == State::Voting)
-}
-
-fn others_are_majority(snapshot: &Snapshot, node: usize) -> bool {
-    voters_without(snapshot, node) >= snapshot.majority()
 }
 
 /// The run id, which changes at each start of the server.

@@ -153,15 +153,6 @@ const EXIT_CODES: &str = "Exit codes:
   126  the command could not be run
   127  the command was not found";
 
-impl Run {
-    fn command(&self) -> Vec<OsString> {
-        match &self.shell_command {
-            Some(line) => vec!["sh".into(), "-c".into(), line.clone()],
-            None => self.command.clone(),
-        }
-    }
-}
-
 pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     // Listens first: a signal must not end this program while it holds a lock.
     let mut signals = Signals::listen()?;
@@ -270,7 +261,11 @@ async fn supervise(
     let permit = permit.map(|slot| (PERMIT_VARIABLE, slot.to_string().into()));
     let environment = environment.into_iter().chain(permit);
     let order = Order { begin, handle: renewer.secret_text(), nodes: nodes.secret.clone() };
-    let watchdog = WatchdogHandle::start(&order, &args.command(), environment);
+    let command = match &args.shell_command {
+        Some(line) => &["sh".into(), "-c".into(), line.clone()],
+        None => &args.command[..],
+    };
+    let watchdog = WatchdogHandle::start(&order, command, environment);
     let mut watchdog = watchdog.context("cannot start the watchdog of the command")?;
     let (mut is_stopped, mut is_interrupted) = (false, false);
     loop {
@@ -284,7 +279,6 @@ async fn supervise(
                         ErrorKind::NotFound => exit::NOT_FOUND,
                         _ => exit::CANNOT_RUN,
                     };
-                    let command = args.command();
                     let message = format!("cannot run {}: {error}", command[0].display());
                     return Err(Ended::with(code, message));
                 }

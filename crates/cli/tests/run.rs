@@ -262,27 +262,22 @@ fn lock_is_renewed_during_the_hold_despite_usr1_and_usr2() {
 }
 
 #[test]
-fn signal_during_the_hold_releases_the_lock_at_once() {
+fn signal_before_or_during_the_hold_ends_it() {
     let nodes = Nodes::start(3);
-    let running =
-        start_hold(&nodes, &[&LONG_NODE_TIMEOUT[..], &["--hold-at-least", "1h"]].concat());
-    assert!(nodes_holding(&nodes) >= 2);
-    running.signal(Signal::TERM);
-    let output = running.wait_for_end();
-    assert_eq!((code(output.status), &*said(&output)), (7, ""));
-    assert_eq!(nodes_holding(&nodes), 0);
-}
-
-#[test]
-fn signal_that_ends_the_command_prevents_the_hold() {
-    let nodes = Nodes::start(3);
+    let held = [&LONG_NODE_TIMEOUT[..], &["--hold-at-least", "1h"]].concat();
     for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
-        let running = start_script(&nodes, &["--hold-at-least", "1h"], "echo held; read go");
+        let running = start_script(&nodes, &held, "echo held; read go");
         assert_eq!(running.line(), "held");
         running.signal(signal);
         assert_eq!(code(running.wait_for_end().status), expected);
         assert_eq!(nodes_holding(&nodes), 0);
     }
+    let running = start_hold(&nodes, &held);
+    assert!(nodes_holding(&nodes) >= 2);
+    running.signal(Signal::TERM);
+    let output = running.wait_for_end();
+    assert_eq!((code(output.status), &*said(&output)), (7, ""));
+    assert_eq!(nodes_holding(&nodes), 0);
 }
 
 #[test]

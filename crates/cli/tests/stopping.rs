@@ -210,28 +210,23 @@ fn kill(pid: Pid, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
+/// Without a watchdog is the baseline.
 #[test]
 fn stopped_quorlock_leaves_no_command_beyond_its_lock() {
-    for rest in [STUBBORN, STUBBORN_ALL] {
+    for (rest, has_watchdog) in [(STUBBORN, true), (STUBBORN_ALL, true), (STUBBORN, false)] {
         let first = FirstRun::start(rest);
-        first.holder.signal(Signal::STOP);
-        assert_eq!(first.run_next(), "alone");
-        assert!(first.command_has_ended());
+        if has_watchdog {
+            first.holder.signal(Signal::STOP);
+        } else {
+            first.stop_without_watchdog();
+        }
+        assert_eq!(first.run_next(), if has_watchdog { "alone" } else { "together" });
+        assert_eq!(first.command_has_ended(), has_watchdog);
         first.holder.signal(Signal::CONT);
         let output = first.holder.wait_for_end();
         assert_error(&output, 120, "quorlock process may have been suspended");
+        assert!(!is_alive(first.command));
     }
-}
-
-#[test]
-fn stopped_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
-    let first = FirstRun::start(STUBBORN);
-    first.stop_without_watchdog();
-    assert_eq!(first.run_next(), "together");
-    assert!(!first.command_has_ended());
-    first.holder.signal(Signal::CONT);
-    assert_eq!(code(first.holder.wait_for_end().status), 120);
-    assert!(!is_alive(first.command));
 }
 
 #[test]
