@@ -221,17 +221,6 @@ mod tests {
     }
 
     #[test]
-    fn nodes_with_the_same_fault_share_a_finding() {
-        let mut nodes = voting(3);
-        for (node, delay_ms) in nodes.iter_mut().zip([0, 0, 1]) {
-            module(node).rejoin_delay_ms = Some(delay_ms);
-        }
-        let findings = found(nodes);
-        let shared: Vec<_> = findings.iter().map(|finding| finding.nodes.len()).collect();
-        assert_eq!(shared, [2, 1], "{findings:?}");
-    }
-
-    #[test]
     fn limits_of_clock_and_round_trip_are_exact() {
         let offset = |seconds: i64| {
             move |node: &mut Answer| facts(node).clock_offset_us = Some(seconds * 1_000_000)
@@ -247,28 +236,29 @@ mod tests {
     }
 
     #[test]
-    fn wrong_clock_of_this_machine_is_one_finding_without_nodes() {
-        let mut nodes = voting(3);
-        for node in &mut nodes {
-            facts(node).clock_offset_us = Some(120_000_000);
-        }
-        let findings = found(nodes);
-        assert_eq!(findings.len(), 1, "{findings:?}");
-        assert_eq!((findings[0].check, findings[0].nodes.len()), ("clock-here", 0));
-    }
-
-    #[test]
-    fn even_number_single_node_and_a_changing_set_are_found() {
-        let checks = |nodes| found(nodes).iter().map(|finding| finding.check).collect::<Vec<_>>();
-        assert_eq!(checks(voting(4)), ["even-number"]);
-        assert_eq!(found(voting(2))[0].todo, "use 3 nodes", "one node is no better than two");
-        assert_eq!(checks(voting(1)), ["single-node"]);
-        let mut nodes = voting(3);
-        for (index, node) in nodes.iter_mut().enumerate() {
+    fn fault_of_several_nodes_or_of_all_together_is_one_finding() {
+        // Returns the checks, and the numbers of the nodes that they name.
+        let checks = |count: usize, change: fn(usize, &mut Answer)| {
+            let mut nodes = voting(count);
+            nodes.iter_mut().enumerate().for_each(|(index, node)| change(index, node));
+            let findings = found(nodes).into_iter();
+            findings.map(|finding| (finding.check, finding.nodes.len())).collect::<Vec<_>>()
+        };
+        let delays = checks(3, |index, node| {
+            module(node).rejoin_delay_ms = Some(u64::from(index == 2));
+        });
+        assert_eq!(delays, [("rejoin-delay", 2), ("rejoin-delay", 1)]);
+        let clocks = checks(3, |_, node| facts(node).clock_offset_us = Some(120_000_000));
+        assert_eq!(clocks, [("clock-here", 0)]);
+        let sets = checks(3, |index, node| {
             let set = format!("eu {} 1,2,3>1,2,3,4", index + 1);
             facts(node).hello.set = SetReport::Set(set.parse().unwrap());
+        });
+        assert_eq!(sets, [("set-changes", 0)]);
+        for (count, check) in [(4, "even-number"), (2, "even-number"), (1, "single-node")] {
+            assert_eq!(checks(count, |_, _| ()), [(check, 0)]);
         }
-        assert_eq!(checks(nodes), ["set-changes"]);
+        assert_eq!(found(voting(2))[0].todo, "use 3 nodes", "one node is no better than two");
     }
 
     #[test]

@@ -22,9 +22,9 @@ const NODE_FIT: Fit<'_> = Fit {
     starts_with_address: true,
 };
 
-/// A column of the locks: its heading; the order of the locks that are sorted by it; and the cell of
-/// a lock, given the time since the locks were listed and the number of the nodes. By time left,
-/// time held and waiters, locks that need attention come first.
+/// A column of the locks: its heading, the order of locks that are sorted by it, and the cell of a
+/// lock, given the time since the locks were listed and the number of the nodes. By time left, time
+/// held and waiters, locks that need attention come first.
 pub(super) struct Column(
     &'static str,
     pub(super) Option<fn(&Lock, &Lock) -> Ordering>,

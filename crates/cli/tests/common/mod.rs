@@ -7,11 +7,11 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{iter, thread};
 
 use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, holds_within};
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// The time limit of every wait. Each step of a test takes less time.
@@ -213,17 +213,14 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let has_ended = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
-        if has_ended(&mut self.child) {
-            return;
+        let pid = self.pid();
+        let mut has_ended = || !matches!(self.child.try_wait(), Ok(None));
+        if !has_ended() {
+            let _ = kill_process(pid, Signal::TERM);
+            holds_within(PATIENCE, has_ended);
+            let _ = self.child.kill();
+            let _ = self.child.wait();
         }
-        let _ = kill_process(self.pid(), Signal::TERM);
-        let started = Instant::now();
-        while !has_ended(&mut self.child) && started.elapsed() < PATIENCE {
-            thread::sleep(Duration::from_millis(5));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -331,11 +328,8 @@ pub(crate) fn pid(text: &str) -> Pid {
 
 /// Whether the process runs. A zombie does not.
 pub(crate) fn is_alive(pid: Pid) -> bool {
-    let state = || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
-        stat.rsplit_once(')')?.1.trim_start().chars().next()
-    };
-    test_kill_process(pid).is_ok() && state().is_none_or(|state| state != 'Z')
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));
+    stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z')))
 }
 
 #[track_caller]
