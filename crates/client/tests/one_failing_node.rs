@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use crate::common::{PATIENCE, net, quorum, until_held_on, wait_until_free};
+use crate::common::{
+    PATIENCE, connect, net, quorum, spawn_acquire, until_held_on, until_in_line,
+    wait_until_all_hold, wait_until_free,
+};
 use quorlock_client::{Ownership, Quorum};
-use quorlock_testkit::{Direction, eventually_async};
+use quorlock_testkit::{Direction, Proxy, eventually_async};
 use tokio::time::{Instant, sleep, timeout};
 
 #[tokio::test]
@@ -67,4 +70,49 @@ async fn node_votes_again_within_a_second_after_a_fault() {
     // A connection that lost some bytes stays open, but is not usable any more.
     let drop_bytes = || proxy.drop_bytes(Direction::ToClient);
     assert_fast_recovery(&net.quorum, drop_bytes, || proxy.heal()).await;
+}
+
+#[tokio::test]
+async fn waiters_are_served_in_order_although_one_node_fails() {
+    const LONG: Duration = Duration::from_secs(60);
+    for fault in ["killed", "cut off", "deaf", "mute"] {
+        let mut net = net(3).await;
+        let holder = net.quorum.lock("k").ttl(LONG).acquire().await.unwrap();
+        until_held_on(&holder, 3).await;
+        let mut waiting = Vec::new();
+        for number in 1..=2 {
+            // Each waiter is a program of its own, and hears of the other one from the nodes.
+            let quorum = connect(net.proxies.iter().map(Proxy::url)).await;
+            waiting.push(spawn_acquire(quorum.lock("k").ttl(LONG).wait(LONG)));
+            until_in_line(&net.nodes, number).await;
+        }
+        match fault {
+            "killed" => net.nodes[1].kill(),
+            "cut off" => net.proxies[1].cut(),
+            "deaf" => net.proxies[1].hold(Direction::ToServer),
+            _ => net.proxies[1].hold(Direction::ToClient),
+        }
+        holder.release().await.unwrap();
+        for waiter in waiting {
+            let lock = timeout(PATIENCE, waiter).await;
+            let lock = lock.unwrap_or_else(|_| panic!("{fault}: a waiter is forgotten")).unwrap();
+            lock.release().await.unwrap();
+        }
+        net.heal();
+        wait_until_free(&net.nodes, "k").await;
+        until_in_line(&net.nodes, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn renewed_lock_is_put_back_on_a_node_that_was_restarted() {
+    let (mut nodes, quorum) = quorum(3).await;
+    let mut lock = quorum.lock("k").ttl(Duration::from_secs(2)).acquire().await.unwrap();
+    lock.renew();
+    until_held_on(&lock, 3).await;
+    nodes[1].kill();
+    until_held_on(&lock, 2).await;
+    nodes[1].restart().unwrap();
+    wait_until_all_hold(&nodes, "k").await;
+    until_held_on(&lock, 3).await;
 }
