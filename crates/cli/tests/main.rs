@@ -16,4 +16,3 @@ mod scripts;
 mod stopping;
 mod terminal;
 mod up;
-mod usage;
