@@ -76,7 +76,7 @@ test-kinds: setup ## Runs 32 readers and 4 writers, then 16 clients for 4 permit
 
 fuzz-node: setup ## Runs a real server and its model through the same steps, and compares them after each: SEED=… EPISODE=… STEPS=… (by default 100,000)
 	cargo build --package quorlock --package quorlock-faults
-	@target/debug/quorlock-fuzz-node $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) $(if $(EPISODE),--episode $(EPISODE))
+	@target/debug/quorlock-faults --fuzz $(or $(STEPS),100000) $(if $(SEED),--seed $(SEED)) $(if $(EPISODE),--episode $(EPISODE))
 
 model: ## Tries every order of events while a few calls and nodes agree on fences, then again with each rule broken: fails if a broken rule is not noticed
 	@cargo run --release --quiet --package quorlock-sim --bin quorlock-model

@@ -26,8 +26,8 @@ const PAUSE: Duration = Duration::from_millis(90);
 impl Episode {
     pub(super) fn accident(&mut self, step: Step) -> Outcome {
         self.wait_for_quiet(QUIET_US)?;
-        let kind = step.kind();
-        self.note(format!("{kind}: {step:?}"));
+        self.note(format!("{step:?}"));
+        let moves_clock = matches!(step, Step::MoveClock { .. });
         let from = self.now();
         let deadlines = self.model.deadlines(from);
         match step {
@@ -60,7 +60,7 @@ impl Episode {
             }
             Step::Packet(_) | Step::Late { .. } | Step::Disconnect { .. } | Step::Pass { .. } => {}
         }
-        if kind != "clock" {
+        if !moves_clock {
             self.check_none_passed(&deadlines, 0)?;
         }
         self.settle(TOLERANCE_MS)

@@ -29,8 +29,8 @@ pub(super) fn places() -> impl Iterator<Item = Place> {
 
 /// A command as text: its words in the order in which a client sends them.
 ///
-/// Two words differ from those that are sent: a client in `CLIENT UNBLOCK` and `CLIENT KILL` is
-/// named by its number, and the value in `RESTORE` is not dumped.
+/// A client sends two words in another form: its id for a client's number in `CLIENT UNBLOCK` and
+/// `CLIENT KILL`, and the result of `DUMP` for the value in `RESTORE`.
 #[derive(Clone, Debug)]
 pub(super) struct Command {
     pub(super) db: u32,
@@ -266,28 +266,15 @@ impl Packet {
 }
 
 impl Step {
-    pub(super) fn kind(&self) -> &'static str {
-        match self {
+    /// Returns the name of its kind, as a report counts it.
+    pub(super) fn kind(&self) -> String {
+        let shown = match self {
             Self::Packet(Packet { wrap: Wrap::Batch, commands, .. }) if commands.len() == 1 => {
-                "command"
+                "Command".into()
             }
-            Self::Packet(Packet { wrap: Wrap::Batch, .. }) => "batch",
-            Self::Packet(Packet { wrap: Wrap::Multi, .. }) => "multi",
-            Self::Packet(Packet { wrap: Wrap::Script, .. }) => "script",
-            Self::Late { .. } => "late",
-            Self::Disconnect { .. } => "disconnect",
-            Self::Pass { .. } => "pass",
-            Self::Pause { .. } => "pause",
-            Self::Reload => "reload",
-            Self::LoadAppendOnlyFile => "loadaof",
-            Self::RewriteAppendOnlyFile => "rewriteaof",
-            Self::Restart => "restart",
-            Self::Evict => "evict",
-            Self::MoveClock { .. } => "clock",
-            Self::AttachPeer => "attach",
-            Self::DetachPeer => "detach",
-            Self::CutLink(_) => "cut",
-            Self::ChangeRoles { .. } => "roles",
-        }
+            Self::Packet(Packet { wrap, .. }) => format!("{wrap:?}"),
+            other => format!("{other:?}"),
+        };
+        shown.split([' ', '(']).next().unwrap_or_default().to_owned()
     }
 }

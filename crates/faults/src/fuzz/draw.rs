@@ -338,35 +338,29 @@ impl Draw<'_> {
     /// Draws the token under a key, the token of one of its waiters, or any token.
     fn token(&mut self, place: Place) -> &'static str {
         let any = self.one_of(&TOKENS);
-        let mut same = Vec::new();
-        if self.chance(0.1) {
-            let waiting = self.episode.model.waiting.iter().flatten();
-            let waiting = waiting.filter(|waiting| waiting.places.contains(&place));
-            same.extend(
-                waiting.filter_map(|it| Some(it.command.lock()?.token.as_bytes().to_vec())),
-            );
-        }
-        if same.is_empty() && self.chance(0.3) {
+        let known = if self.chance(0.1) {
+            let mut waiting = self.episode.model.waiting.iter().flatten();
+            let waiting = waiting.find(|waiting| waiting.places.contains(&place));
+            waiting.and_then(|waiting| Some(waiting.command.lock()?.token.as_bytes().to_vec()))
+        } else {
+            None
+        };
+        if known.is_none() && self.chance(0.3) {
             return any;
         }
-        let value = self.episode.model.get(place).and_then(|value| value.text.as_ref());
-        same.extend(value.map(|text| text.to_vec()));
-        let is_same = |token: &&str| same.first().is_some_and(|same| same == token.as_bytes());
-        TOKENS.into_iter().find(is_same).unwrap_or(any)
+        let value = || Some(self.episode.model.get(place)?.text.as_ref()?.to_vec());
+        let known = known.or_else(value).unwrap_or_default();
+        TOKENS.into_iter().find(|token| known == token.as_bytes()).unwrap_or(any)
     }
 
-    /// Returns `None` as [`Draw::time`] does.
     fn ttl(&mut self) -> Option<u64> {
-        let max_ms = self.episode.config.limits.max_ttl_ms;
-        let (near_probability, from_ms) =
-            if max_ms > 10_000 { (0.02, 600_000) } else { (0.03, 300) };
-        self.time(near_probability, from_ms, max_ms)
+        self.lifetime(0.03)
     }
 
-    /// Draws an expiry for a plain command, or returns `None` as [`Draw::time`] does.
-    fn lifetime(&mut self) -> Option<u64> {
+    /// Draws the lifetime of a key as [`Draw::time`] does.
+    fn lifetime(&mut self, near_probability: f64) -> Option<u64> {
         let max_ms = self.episode.config.limits.max_ttl_ms;
-        self.time(0.08, if max_ms > 10_000 { 600_000 } else { 300 }, max_ms)
+        self.time(near_probability, if max_ms > 10_000 { 600_000 } else { 300 }, max_ms)
     }
 
     /// Draws the time until an event, in milliseconds: from `from_ms` to `to_ms`, or, if
@@ -422,18 +416,18 @@ impl Draw<'_> {
             18..21 => format!("GETDEL {key}"),
             at @ 21..44 => {
                 let condition = self.one_of(&["", "", " NX", " XX"]);
-                match if at < 30 { None } else { Some(self.lifetime()) } {
+                match if at < 30 { None } else { Some(self.lifetime(0.08)) } {
                     None => format!("SET {key} {value}{condition}"),
                     Some(Some(ms)) => format!("SET {key} {value}{condition} PX {ms}"),
                     Some(None) => format!("DEL {key}"),
                 }
             }
-            44..48 => match self.lifetime() {
+            44..48 => match self.lifetime(0.08) {
                 Some(ms) => format!("PSETEX {key} {ms} {value}"),
                 None => format!("UNLINK {key}"),
             },
             48..51 => format!("APPEND {key} {value}"),
-            51..60 => match self.lifetime() {
+            51..60 => match self.lifetime(0.08) {
                 Some(ms) => format!("PEXPIRE {key} {ms}"),
                 None => format!("PERSIST {key}"),
             },
@@ -449,7 +443,7 @@ impl Draw<'_> {
                 format!("MOVE {key} {to_db}")
             }
             86..92 => {
-                let ms = if self.chance(0.3) { 0 } else { self.lifetime().unwrap_or(0) };
+                let ms = if self.chance(0.3) { 0 } else { self.lifetime(0.08).unwrap_or(0) };
                 format!("RESTORE {key} {ms} {value}{}", self.replace())
             }
             92..95 => format!("LPUSH {key} item"),

@@ -93,8 +93,6 @@ pub(super) struct Episode {
     pub(super) tolerance_ms: BTreeMap<u64, u64>,
     last_steps: VecDeque<String>,
     last_view: View,
-    /// The answers that the model expected, and the server gave, since the caller took them.
-    pub(super) answers: Vec<Answer>,
 }
 
 impl Config {
@@ -166,7 +164,6 @@ impl Episode {
             tolerance_ms: BTreeMap::new(),
             last_steps: VecDeque::new(),
             last_view: View::default(),
-            answers: Vec::new(),
         })
     }
 
@@ -175,7 +172,7 @@ impl Episode {
         &mut self,
         limit: u64,
         draw: impl Fn(&mut Self) -> Step,
-        progress: &mut dyn FnMut(u64, &'static str),
+        progress: &mut dyn FnMut(u64, String),
     ) -> Outcome {
         for step in 1..=limit.min(self.config.steps) {
             self.wait_for_quiet(GUARD_US)?;
@@ -429,13 +426,8 @@ impl Episode {
         command: &Command,
         reply: Option<&Value>,
     ) -> Outcome {
-        let ended_wait = command.ended_wait();
-        let expected = match ended_wait {
-            Some(_) => Expected::int(1),
-            None => self.model.execute(now, began, client, command),
-        };
-        self.answers.push(Answer { client, command: command.clone(), expected: expected.clone() });
-        if let Some((waiter, how)) = ended_wait {
+        let expected = self.model.execute(now, began, client, command);
+        if let Some((waiter, how)) = command.ended_wait() {
             return self.end_wait(now, waiter, how, reply);
         }
         match (reply, &expected) {
@@ -539,7 +531,7 @@ impl Episode {
         };
         self.note(format!("  client {client} is answered {reply:?}"));
         self.check_reply(&format!("the answer to client {client}"), expected, &reply)?;
-        self.answers.push(answer);
+        self.model.answered.push(answer);
         Ok(())
     }
 

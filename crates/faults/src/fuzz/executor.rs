@@ -5,9 +5,9 @@ use quorlock_core::node::{Monotonic, Now};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
-use super::command::{Command, Packet, Place, Step, places};
+use super::command::{Packet, Place, Step, places};
 use super::episode::{Config, Episode, GUARD_US, Outcome, Trouble, differ};
-use super::model::{Answer, Expected, Flavor, Model};
+use super::model::{Flavor, Model};
 use super::table::{
     Claim, Event, Fences, Line, has_fields, is_expected, shown_figures, shown_value,
 };
@@ -23,12 +23,10 @@ trait Target {
     const LATE_MS: u64;
 
     fn now(&self) -> Now;
-    fn model(&self) -> &Model;
+    fn model(&mut self) -> &mut Model;
     /// The last fence of a key: in the model, and on the server.
     fn last_fence(&self, fences: &Fences, place: Place) -> Option<(u64, u64)>;
     fn take(&mut self, step: Step) -> Outcome;
-    /// Returns the answers since the last call, in order.
-    fn answers(&mut self) -> Vec<Answer>;
 }
 
 impl Claim {
@@ -117,7 +115,7 @@ fn step<T: Target>(line: &Line, target: &mut T, fences: &mut Fences) -> Outcome<
         }
     }
     target.take(taken)?;
-    let answers = target.answers();
+    let answers = std::mem::take(&mut target.model().answered);
     let mut shown: Vec<_> = answers
         .iter()
         .map(|answer| (answer.client, fences.shown(&answer.expected, &answer.command)))
@@ -137,14 +135,13 @@ fn step<T: Target>(line: &Line, target: &mut T, fences: &mut Fences) -> Outcome<
 struct Memory {
     model: Model,
     now: Now,
-    answers: Vec<Answer>,
 }
 
 impl Memory {
     fn new(claim: &Claim, flavor: Flavor) -> Self {
         let now =
             Now { monotonic: Monotonic::from_us(1_000_000_000), wall_us: 1_700_000_000_000_000 };
-        Self { model: Model::new(claim.limits, flavor, now), now, answers: Vec::new() }
+        Self { model: Model::new(claim.limits, flavor, now), now }
     }
 
     fn pass_us(&mut self, us: u64) {
@@ -152,17 +149,15 @@ impl Memory {
         self.now.wall_us += us;
     }
 
-    fn execute(&mut self, Packet { client, wrap, .. }: &Packet, command: Command) {
-        let (client, now) = (*client, self.now);
-        let (expected, of_waiter) = match command.ended_wait() {
-            Some((waiter, how)) => (Expected::int(1), self.model.end_wait(now, waiter, how)),
-            None => {
-                let began = wrap.is_atomic().then_some(now);
-                (self.model.execute(now, began, client, &command), None)
+    fn execute(&mut self, Packet { client, commands, wrap, .. }: &Packet) {
+        let began = wrap.is_atomic().then_some(self.now);
+        for command in commands {
+            self.model.execute(self.now, began, *client, command);
+            if let Some((waiter, how)) = command.ended_wait() {
+                let answer = self.model.end_wait(self.now, waiter, how);
+                self.model.answered.extend(answer);
             }
-        };
-        self.answers.push(Answer { client, command, expected });
-        self.answers.extend(of_waiter);
+        }
     }
 }
 
@@ -173,8 +168,8 @@ impl Target for Memory {
         self.now
     }
 
-    fn model(&self) -> &Model {
-        &self.model
+    fn model(&mut self) -> &mut Model {
+        &mut self.model
     }
 
     fn last_fence(&self, fences: &Fences, place: Place) -> Option<(u64, u64)> {
@@ -186,9 +181,7 @@ impl Target for Memory {
             Step::Packet(packet) => {
                 let client = packet.client;
                 assert!(self.model.waiting[client].is_none(), "client {} still waits", client + 1);
-                for command in packet.commands.clone() {
-                    self.execute(&packet, command);
-                }
+                self.execute(&packet);
             }
             Step::Pass { ms } => self.pass_us(ms * 1000),
             Step::MoveClock { ms } => {
@@ -213,12 +206,9 @@ impl Target for Memory {
             other => unreachable!("no table has {other:?}"),
         }
         self.model.run_until(self.now);
-        self.answers.extend(self.model.answers());
+        let answers = self.model.answers();
+        self.model.answered.extend(answers);
         Ok(())
-    }
-
-    fn answers(&mut self) -> Vec<Answer> {
-        std::mem::take(&mut self.answers)
     }
 }
 
@@ -229,8 +219,8 @@ impl Target for Episode {
         self.now()
     }
 
-    fn model(&self) -> &Model {
-        &self.model
+    fn model(&mut self) -> &mut Model {
+        &mut self.model
     }
 
     fn last_fence(&self, _fences: &Fences, place: Place) -> Option<(u64, u64)> {
@@ -240,9 +230,5 @@ impl Target for Episode {
     fn take(&mut self, step: Step) -> Outcome {
         self.wait_for_quiet(GUARD_US)?;
         self.take(step)
-    }
-
-    fn answers(&mut self) -> Vec<Answer> {
-        std::mem::take(&mut self.answers)
     }
 }

@@ -50,7 +50,7 @@ pub struct Report {
     /// Number of episodes that ended early because the result of a step was not certain.
     pub cut_short: u64,
     /// How often each kind of step was taken.
-    pub kinds: std::collections::BTreeMap<&'static str, u64>,
+    pub kinds: std::collections::BTreeMap<String, u64>,
     /// The first difference between the server and the model.
     pub difference: Option<String>,
 }

@@ -4,8 +4,8 @@
 
 use quorlock_core::node::memory_server::{Name, Server, Value};
 use quorlock_core::node::{
-    self, BlockedId, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent, Listed, Mode,
-    Monotonic, Now, Reason, Scanned, ServerEvent, Settings, WaitReply,
+    self, BlockedId, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent,
+    Keyspace as _, Listed, Mode, Monotonic, Now, Reason, Scanned, ServerEvent, Settings, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 use redis::Value as Reply;
@@ -78,10 +78,11 @@ pub(super) struct Model {
     pub(super) server: Server,
     /// The clients by their indices; `None` for a client that does not wait.
     pub(super) waiting: [Option<Waiting>; CLIENTS],
+    /// The answers to all clients, in order. The caller may remove them.
+    pub(super) answered: Vec<Answer>,
     limits: Limits,
     flavor: Flavor,
     blocked_ids: u64,
-    revocations: u64,
     last_change: Monotonic,
 }
 
@@ -140,10 +141,10 @@ impl Model {
         Self {
             server: Server::new(settings, now),
             waiting: Default::default(),
+            answered: Vec::new(),
             limits,
             flavor,
             blocked_ids: 0,
-            revocations: 0,
             last_change: now.monotonic,
         }
     }
@@ -198,9 +199,9 @@ impl Model {
         all
     }
 
-    /// Executes a command on keys, and returns the expected reply. The client may be blocked,
-    /// unless the command is executed in a transaction or a script that began at `began`: there,
-    /// keys expire by the wall clock at that time.
+    /// Executes a command, and returns the expected reply. The client may be blocked, unless the
+    /// command is executed in a transaction or a script that began at `began`: there, keys expire
+    /// by the wall clock at that time. A command of an operator still has to end the wait.
     pub(super) fn execute(
         &mut self,
         now: Now,
@@ -209,22 +210,28 @@ impl Model {
         command: &Command,
     ) -> Expected {
         self.note_change(now);
-        let keys_now = Now { monotonic: now.monotonic, ..began.unwrap_or(now) };
-        let Some(lock) = command.lock() else {
-            return self.plain(keys_now, command.db, &command.words());
+        let (db, keys_now) = (command.db, Now { monotonic: now.monotonic, ..began.unwrap_or(now) });
+        let expected = if command.ended_wait().is_some() {
+            Expected::int(1)
+        } else if let Some(lock) = command.lock() {
+            self.blocked_ids += 1;
+            let blocked_id = BlockedId(self.blocked_ids);
+            self.server.keys.client = began.is_none().then_some(blocked_id);
+            self.server.keys.set_wall_ms(keys_now.wall_ms());
+            let expected = self.lock(now, db, &lock);
+            self.server.keys.client = None;
+            if expected == Expected::Blocked {
+                let places = lock.keys.iter().map(|key| (db, *key)).collect();
+                let until = now.monotonic.plus_us(lock.wait_ms.unwrap_or_default() * 1000);
+                let command = command.clone();
+                self.waiting[client] = Some(Waiting { command, places, until, blocked_id });
+            }
+            expected
+        } else {
+            self.plain(keys_now, db, &command.words())
         };
-        self.blocked_ids += 1;
-        let blocked_id = BlockedId(self.blocked_ids);
-        self.server.keys.client = began.is_none().then_some(blocked_id);
-        self.server.keys.set_wall_ms(keys_now.wall_ms());
-        let expected = self.lock(now, command.db, &lock);
-        self.server.keys.client = None;
-        if expected == Expected::Blocked {
-            let places = lock.keys.iter().map(|key| (command.db, *key)).collect();
-            let until = now.monotonic.plus_us(lock.wait_ms.unwrap_or_default() * 1000);
-            let command = command.clone();
-            self.waiting[client] = Some(Waiting { command, places, until, blocked_id });
-        }
+        let (command, answer) = (command.clone(), expected.clone());
+        self.answered.push(Answer { client, command, expected: answer });
         expected
     }
 
@@ -242,8 +249,7 @@ impl Model {
             let (ttl, wait_ms) = (ttl(), lock.wait_ms.unwrap_or(0));
             node::Acquire { db, keys, token, ttl, mode, owner, fence, wait_ms }
         };
-        let digits = UNKNOWN_BYTES - UNKNOWN.len();
-        let random_value = name(&format!("{UNKNOWN}{:0digits$}", self.revocations + 1));
+        let random_value = &self.server.keys.random_value();
         let pattern = lock.pattern.and_then(|pattern| node::Pattern::new(pattern.as_bytes()));
         let command = match lock.name {
             "ACQUIRE" if lock.is_any => node::Command::AcquireAny(acquire()),
@@ -256,9 +262,7 @@ impl Model {
             "RELEASE" => node::Command::Release(node::Release { db, keys, token }),
             "YIELD" => node::Command::Yield(node::Release { db, keys, token }),
             "REVOKE" => {
-                self.revocations += 1;
                 let (key, ends_now) = (&keys[0], lock.ends_now);
-                let random_value = &random_value;
                 node::Command::Revoke(node::Revoke { db, key, random_value, ends_now })
             }
             "SCAN" => {

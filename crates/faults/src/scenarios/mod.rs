@@ -172,54 +172,37 @@ scenarios! {
         |trial| trial.check_claim(ACCIDENTS, "removal of a slot ends the permit of that slot only");
 }
 
-/// The results of all scenarios. `Display` writes a Markdown table.
-#[derive(Debug, Default)]
-pub struct Table {
-    rows: Vec<Row>,
-}
-
+/// The result of a scenario. `Display` writes a row of a Markdown table.
 #[derive(Debug)]
-struct Row {
-    accident: &'static str,
-    baseline: Baseline,
+pub struct Row {
+    scenario: &'static Scenario,
     with: Trial,
     /// `None` where there is no baseline.
     without: Option<Trial>,
 }
 
-/// Runs all scenarios, and calls `progress` before each.
-///
-/// # Errors
-/// When an accident could not be caused, or a server failed in another way.
-pub fn table(rounds: u32, mut progress: impl FnMut(&Scenario)) -> Result<Table> {
-    let mut table = Table::default();
-    for scenario in ALL {
-        progress(scenario);
-        table.rows.push(Row::of(scenario, rounds)?);
-    }
-    Ok(table)
-}
-
-impl Table {
-    /// Returns what is wrong: harm despite the protection, accidents that did not happen, and
-    /// baselines that differ from what their scenarios say.
-    pub fn complaints(&self) -> Vec<String> {
-        self.rows.iter().flat_map(Row::complaints).collect()
-    }
-}
+/// The head of the table of results.
+pub const HEAD: &str = "| accident | times | harm without the protection | harm with it |
+|---|---|---|---|";
 
 impl Row {
-    fn of(scenario: &Scenario, rounds: u32) -> Result<Self> {
+    /// Runs a scenario, with the protection and without it.
+    ///
+    /// # Errors
+    /// When an accident could not be caused, or a server failed in another way.
+    pub fn of(scenario: &'static Scenario, rounds: u32) -> Result<Self> {
         let with = scenario.run(Protected::Yes, rounds)?;
         let without = match scenario.baseline {
             NoBaseline(_) => None,
             Harmed(_) | Unharmed(_) => Some(scenario.run(Protected::No, rounds)?),
         };
-        Ok(Self { accident: scenario.accident, baseline: scenario.baseline, with, without })
+        Ok(Self { scenario, with, without })
     }
 
-    fn complaints(&self) -> Vec<String> {
-        let Self { accident, with, without, .. } = self;
+    /// Returns what is wrong: harm despite the protection, accidents that did not happen, and a
+    /// baseline that differs from what its scenario says.
+    pub fn complaints(&self) -> Vec<String> {
+        let Self { scenario: Scenario { accident, baseline, .. }, with, without } = self;
         let mut complaints = with.harms.clone();
         if with.injected == 0 {
             complaints.push("did not happen".into());
@@ -228,7 +211,7 @@ impl Row {
             complaints.push("did not happen in the baseline".into());
         }
         let baseline_harm = without.as_ref().and_then(|without| without.harms.first());
-        match (self.baseline, baseline_harm) {
+        match (baseline, baseline_harm) {
             (Harmed(instead), None) => {
                 complaints
                     .push(format!("does no harm with {instead}: the baseline proves nothing"));
@@ -242,19 +225,15 @@ impl Row {
     }
 }
 
-impl fmt::Display for Table {
+impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "| accident | times | harm without the protection | harm with it |")?;
-        writeln!(f, "|---|---|---|---|")?;
-        self.rows.iter().try_for_each(|row| {
-            let Row { accident, baseline, with, without } = row;
-            let (Harmed(text) | Unharmed(text) | NoBaseline(text)) = baseline;
-            let without = match without {
-                Some(trial) => format!("{} of {} ({text})", trial.harms.len(), trial.injected),
-                None => format!("– ({text})"),
-            };
-            writeln!(f, "| {accident} | {} | {without} | {} |", with.injected, with.harms.len())
-        })
+        let Self { scenario: Scenario { accident, baseline, .. }, with, without } = self;
+        let (Harmed(text) | Unharmed(text) | NoBaseline(text)) = baseline;
+        let without = match without {
+            Some(trial) => format!("{} of {} ({text})", trial.harms.len(), trial.injected),
+            None => format!("– ({text})"),
+        };
+        write!(f, "| {accident} | {} | {without} | {} |", with.injected, with.harms.len())
     }
 }
 
@@ -274,12 +253,14 @@ mod tests {
     #[test]
     fn baseline_without_its_accident_is_reported() {
         let trial = |protected, injected| Trial { protected, injected, harms: Vec::new() };
+        let scenario = ALL.iter().find(|scenario| matches!(scenario.baseline, Unharmed(_)));
+        let scenario = scenario.expect("an unharmed baseline");
         let row = Row {
-            accident: "accident",
-            baseline: Unharmed("reason"),
+            scenario,
             with: trial(Protected::Yes, 1),
             without: Some(trial(Protected::No, 0)),
         };
-        assert_eq!(row.complaints(), ["accident: did not happen in the baseline"]);
+        let complaint = format!("{}: did not happen in the baseline", scenario.accident);
+        assert_eq!(row.complaints(), [complaint]);
     }
 }

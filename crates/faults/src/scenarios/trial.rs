@@ -6,6 +6,7 @@ use super::node::{Answer, Held, LockMethod, Node, PATIENCE};
 use crate::Protected;
 use crate::fuzz::claims;
 
+#[derive(Debug)]
 pub struct Scenario {
     /// What the scenario shows. Its test has this name.
     pub claim: &'static str,

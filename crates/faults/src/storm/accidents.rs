@@ -15,44 +15,6 @@ use super::{CHECK_INTERVAL, Kind, MAX_TTL, NETWORKS, NODES, Plan};
 /// majority whose clocks agree within `lock.max-clock-skew`.
 const BAD_CLOCKS: usize = NODES / 2;
 
-#[derive(Clone, Copy)]
-enum Draw {
-    /// A step by a minute or an hour.
-    FarStep,
-    /// A step by a few seconds, of any nodes.
-    NearStep,
-    Eviction,
-    Kill,
-    /// A majority is killed at the same time, so that too few nodes may remember the locks.
-    /// Abstention must protect the locks even then.
-    KillMajority,
-    Shutdown,
-    Pause,
-    Reload,
-    Delay,
-    Hold,
-    Cut,
-}
-
-/// How often each accident is drawn, in percent: for exclusive locks, for fences, and for shared
-/// locks and permits.
-///
-/// Fences rely on the clock that a restarted node reads. So where fences are checked, clocks are
-/// wrong only while the node runs, or never.
-const WEIGHTS: [(Draw, [u32; 3]); 11] = [
-    (Draw::FarStep, [6, 30, 0]),
-    (Draw::NearStep, [10, 0, 0]),
-    (Draw::Eviction, [14, 0, 0]),
-    (Draw::Kill, [6, 30, 20]),
-    (Draw::KillMajority, [12, 0, 15]),
-    (Draw::Shutdown, [0, 20, 10]),
-    (Draw::Pause, [12, 20, 25]),
-    (Draw::Reload, [6, 0, 0]),
-    (Draw::Delay, [18, 0, 0]),
-    (Draw::Hold, [16, 0, 0]),
-    (Draw::Cut, [0, 0, 30]),
-];
-
 /// Injects incidents while `goes_on`, which receives the elapsed time, and then lets all nodes
 /// recover. Incidents may overlap.
 pub(super) fn inject_at_random(
@@ -95,14 +57,17 @@ pub(super) fn inject_at_random(
     Ok(())
 }
 
+/// Draws an incident. Each row begins with how often it is drawn, in percent: for exclusive locks, for
+/// fences, and for shared locks and permits.
+///
+/// Fences rely on the clock that a restarted node reads. So where fences are checked, clocks are
+/// wrong only while the node runs, or never.
 fn draw(kind: Kind, rng: &mut StdRng) -> Incident {
     let column = match kind {
         Kind::Exclusive => 0,
         Kind::Fences => 1,
         Kind::Shared | Kind::Permits => 2,
     };
-    let drawn = WEIGHTS.choose_weighted(rng, |(_, weights)| weights[column]);
-    let (draw, _) = *drawn.expect("each column has weights");
     let network = rng.random_range(0..NETWORKS);
     let direction = if rng.random() { Direction::ToServer } else { Direction::ToClient };
     let lasts = rng.random_range(MAX_TTL / 20..=MAX_TTL);
@@ -118,21 +83,28 @@ fn draw(kind: Kind, rng: &mut StdRng) -> Incident {
         let amount = rng.random_range(amounts);
         index::sample(rng, NODES, amount).into_vec()
     };
-    let (accident, nodes, duration) = match draw {
-        // With single accidents, all clocks may be wrong in turn.
-        Draw::FarStep if kind == Kind::Fences => (Accident::ClockStep { by_s: far }, one, lasts),
-        Draw::FarStep => (Accident::ClockStep { by_s: far }, vec![one[0] % BAD_CLOCKS], lasts),
-        Draw::NearStep => (Accident::ClockStep { by_s: near }, some(1..=NODES), lasts),
-        Draw::Eviction => (Accident::Eviction, one, Duration::ZERO),
-        Draw::Kill => (Accident::Kill(disk), one, down),
-        Draw::KillMajority => (Accident::Kill(disk), some(NODES / 2 + 1..=NODES), down),
-        Draw::Shutdown => (Accident::Shutdown, one, down),
-        Draw::Pause if kind == Kind::Fences => (Accident::Pause, one, lasts / 2),
-        Draw::Pause => (Accident::Pause, some(1..=NODES / 2), lasts / 2),
-        Draw::Reload => (Accident::Reload, one, Duration::ZERO),
-        Draw::Delay => (Accident::Delay(direction, late), one, lasts),
-        Draw::Hold => (Accident::Hold(direction), one, lasts),
-        Draw::Cut => (Accident::Cut, some(1..=2), lasts),
-    };
+    let is_single = kind == Kind::Fences;
+    // With single accidents, all clocks may be wrong in turn.
+    let far_nodes = if is_single { one.clone() } else { vec![one[0] % BAD_CLOCKS] };
+    let paused = if is_single { one.clone() } else { some(1..=NODES / 2) };
+    let at_once = Duration::ZERO;
+    let rows = [
+        // By a minute or an hour, and by a few seconds.
+        ([6, 30, 0], Accident::ClockStep { by_s: far }, far_nodes, lasts),
+        ([10, 0, 0], Accident::ClockStep { by_s: near }, some(1..=NODES), lasts),
+        ([14, 0, 0], Accident::Eviction, one.clone(), at_once),
+        ([6, 30, 20], Accident::Kill(disk), one.clone(), down),
+        // Of a majority at the same time, so that too few nodes may remember the locks. Abstention
+        // must protect the locks even then.
+        ([12, 0, 15], Accident::Kill(disk), some(NODES / 2 + 1..=NODES), down),
+        ([0, 20, 10], Accident::Shutdown, one.clone(), down),
+        ([12, 20, 25], Accident::Pause, paused, lasts / 2),
+        ([6, 0, 0], Accident::Reload, one.clone(), at_once),
+        ([18, 0, 0], Accident::Delay(direction, late), one.clone(), lasts),
+        ([16, 0, 0], Accident::Hold(direction), one, lasts),
+        ([0, 0, 30], Accident::Cut, some(1..=2), lasts),
+    ];
+    let drawn = rows.choose_weighted(rng, |(percent, ..)| percent[column]);
+    let (_, accident, nodes, duration) = drawn.expect("each column has percents").clone();
     Incident { accident, nodes, network, duration }
 }
