@@ -32,7 +32,7 @@ impl Episode {
         let deadlines = self.model.deadlines(from);
         match step {
             Step::Pause { before, ends_wait, disconnects, postponed } => {
-                return self.pause(before, ends_wait, disconnects, postponed);
+                return self.pause(before.as_ref(), ends_wait, disconnects, postponed);
             }
             Step::Reload => self.reload("DEBUG RELOAD")?,
             Step::LoadAppendOnlyFile => {
@@ -128,12 +128,12 @@ impl Episode {
 
     fn pause(
         &mut self,
-        before: Option<Packet>,
+        before: Option<&Packet>,
         ends_wait: Option<Command>,
         disconnects: Option<usize>,
         postponed: Option<Packet>,
     ) -> Outcome {
-        if let Some(before) = &before {
+        if let Some(before) = before {
             let from = self.now();
             self.packet(before, None)?;
             if self.now().monotonic.us_since(from.monotonic) > 25_000 {

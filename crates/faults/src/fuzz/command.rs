@@ -155,8 +155,9 @@ impl Command {
     /// `ERROR`, or `KILL`.
     pub(super) fn ended_wait(&self) -> Option<(usize, &str)> {
         match self.words()[..] {
-            ["CLIENT", "UNBLOCK", number, how] => Some((client(number), how)),
-            ["CLIENT", how, "ID", number] => Some((client(number), how)),
+            ["CLIENT", "UNBLOCK", number, how] | ["CLIENT", how, "ID", number] => {
+                Some((client(number), how))
+            }
             _ => None,
         }
     }

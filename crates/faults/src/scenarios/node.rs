@@ -2,7 +2,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use quorlock_testkit::{FleetNode, Injectors, Server, ServerBuilder, info};
-use redis::{Cmd, Connection, FromRedisValue, RedisResult, Value};
+use redis::{Cmd, Connection, FromRedisValue, Value};
 
 /// Enough for a condition that must come true, even on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -87,19 +87,6 @@ impl Node {
 
     pub(super) fn call<T: FromRedisValue>(&mut self, words: &[&str]) -> Result<T> {
         command(words).query(&mut self.connection).with_context(|| words.join(" "))
-    }
-
-    /// Sends several commands in one packet. The server executes nothing else between them.
-    pub(super) fn call_all(&mut self, commands: &[&[&str]]) -> Result<Vec<RedisResult<Value>>> {
-        let packed: Vec<_> =
-            commands.iter().flat_map(|words| command(words).get_packed_command()).collect();
-        self.connection.send_packed_command(&packed)?;
-        let mut answer = || self.connection.recv_response().and_then(Value::extract_error);
-        Ok(commands.iter().map(|_| answer()).collect())
-    }
-
-    pub(super) fn set_config(&mut self, name: &str, value: &str) -> Result<()> {
-        self.call::<String>(&["CONFIG", "SET", name, value]).map(drop)
     }
 
     pub(super) fn acquire(&mut self, key: &str, token: &str, ttl: Duration) -> Result<Answer> {

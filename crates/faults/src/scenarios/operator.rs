@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use quorlock_testkit::{ServerBuilder, module_path};
+use redis::pipe;
 
 use super::MINUTE_S;
 use super::holders::KEY;
@@ -89,7 +90,7 @@ pub(super) fn rejoin_delay(trial: &mut Trial) -> Result<()> {
     let killed_at = Instant::now();
     node.restart(trial.rejoin_delay_ms())?;
     for delay_ms in ["100000", "0"] {
-        node.set_config("lock.rejoin-delay", delay_ms)?;
+        let _: String = node.call(&["CONFIG", "SET", "lock.rejoin-delay", delay_ms])?;
     }
     trial.count_injected();
     trial.check_abstains(&mut node, &held, killed_at, "start")
@@ -100,7 +101,7 @@ pub(super) fn max_ttl(trial: &mut Trial) -> Result<()> {
     let mut node = Node::start(LockMethod::Module, |builder| builder.arg("lock.max-ttl", 2000))?;
     for ms in ["1000", "3000", "2000"] {
         trial.count_injected();
-        let is_set = node.set_config("lock.max-ttl", ms);
+        let is_set = node.call::<String>(&["CONFIG", "SET", "lock.max-ttl", ms]);
         trial.check(is_set.is_err(), format!("lock.max-ttl was set to {ms}"));
     }
     for (ms, is_allowed) in [(2000, true), (2001, false)] {
@@ -143,9 +144,11 @@ pub(super) fn unloaded_without_mirrors(trial: &mut Trial) -> Result<()> {
     node.step_clock(MINUTE_S)?;
     // EXISTS finds that the key has expired. Both commands run in one turn, so that the module
     // cannot write the mirror again in between.
-    let unloaded = node.call_all(&[&["EXISTS", "key"], &["MODULE", "UNLOAD", "lock"]])?;
+    let mut unload = pipe();
+    unload.exists("key").cmd("MODULE").arg("UNLOAD").arg("lock");
+    let unloaded = unload.exec(&mut node.connection);
     trial.count_injected();
-    trial.check(unloaded[1].is_err(), "the module was unloaded");
+    trial.check(unloaded.is_err(), "the module was unloaded");
     trial.check(node.extend(&held)?.is_some(), "the holder could not extend the lock");
     node.eventually("the key is written again", |node| node.exists("key"))?;
     let _: String = node.call(&["MODULE", "UNLOAD", "lock"])?;

@@ -57,8 +57,8 @@ pub(super) fn inject_at_random(
     Ok(())
 }
 
-/// Draws an incident. Each row begins with how often it is drawn, in percent: for exclusive locks, for
-/// fences, and for shared locks and permits.
+/// Draws an incident. Each row begins with how often it is drawn, in percent: for exclusive locks,
+/// for fences, and for shared locks and permits.
 ///
 /// Fences rely on the clock that a restarted node reads. So where fences are checked, clocks are
 /// wrong only while the node runs, or never.
