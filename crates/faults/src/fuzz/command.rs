@@ -162,11 +162,6 @@ impl Command {
         }
     }
 
-    /// Returns whether the server treats the command as a read.
-    pub(super) fn is_readonly(&self) -> bool {
-        ["LOCK.INSPECT", "LOCK.SCAN"].contains(&self.words()[0])
-    }
-
     pub(super) fn may_wait(&self) -> bool {
         self.lock().and_then(|lock| lock.wait_ms).is_some_and(|wait_ms| wait_ms > 0)
     }

@@ -10,8 +10,8 @@ use rand::rngs::StdRng;
 use redis::Value;
 
 use super::command::{Command, LATE_MS, Packet, Step, TOKENS, Wrap, places};
-use super::model::{Answer, CLIENTS, Expected, Flavor, Limits, Model};
-use super::view::{Offsets, View, compare};
+use super::model::{Answer, CLIENTS, Flavor, Limits, Model};
+use super::view::{Expected, Offsets, View, compare};
 use super::wire::{Wire, Words, time_us, words};
 
 /// Time without timed events after the start of a step, in microseconds.
@@ -506,11 +506,7 @@ impl Episode {
         self.packet(&Packet { client, ..after }, Some(late))
     }
 
-    /// Checks that each client receives the answer that the node in the model gives it.
-    fn check_answers(&mut self) -> Outcome {
-        self.model.answers().into_iter().try_for_each(|answer| self.check_answer(answer))
-    }
-
+    /// Checks that a client receives the answer that the node in the model gives it.
     fn check_answer(&mut self, answer: Answer) -> Outcome {
         let Answer { client, expected, .. } = &answer;
         let (started, mut rounds) = (Instant::now(), 0);
@@ -541,7 +537,9 @@ impl Episode {
         loop {
             let now = self.now();
             self.model.run_until(now);
-            self.check_answers()?;
+            for answer in self.model.answers() {
+                self.check_answer(answer)?;
+            }
             let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
             self.note_tolerance(match rounds {
                 0 => tolerance_ms,
@@ -617,7 +615,9 @@ impl Episode {
     }
 
     pub(super) fn describe(&self) -> String {
-        let now = self.now();
+        let (now, log) = (self.now(), self.server.log());
+        let mut last_logged: Vec<_> = log.lines().rev().take(8).collect();
+        last_logged.reverse();
         let last_steps: Vec<_> = self.last_steps.iter().cloned().collect();
         format!(
             "{:?}; the server {}\nThe last steps:\n{}\nThe server:\n{}\nThe model:\n{}\n\
@@ -627,14 +627,9 @@ impl Episode {
             last_steps.join("\n"),
             self.last_view.shown(now),
             self.model.shown(now),
-            tail(&self.server.log()),
+            last_logged.join("\n"),
         )
     }
-}
-
-fn tail(log: &str) -> String {
-    let lines: Vec<_> = log.lines().collect();
-    lines[lines.len().saturating_sub(8)..].join("\n")
 }
 
 /// A script that first keeps the server busy, and then executes the commands in its arguments. Each

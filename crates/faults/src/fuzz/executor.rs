@@ -8,9 +8,8 @@ use rand::rngs::StdRng;
 use super::command::{Packet, Place, Step, places};
 use super::episode::{Config, Episode, GUARD_US, Outcome, Trouble, differ};
 use super::model::{Flavor, Model};
-use super::table::{
-    Claim, Event, Fences, Line, has_fields, is_expected, shown_figures, shown_value,
-};
+use super::table::{Claim, Event, Fences, Line, has_fields, is_expected, shown_figures};
+use super::view::shown_value;
 
 /// How long a real server may take for the steps of a claim, in milliseconds.
 const LATE_MS: u64 = 3000;
@@ -100,7 +99,7 @@ fn step<T: Target>(line: &Line, target: &mut T, fences: &mut Fences) -> Outcome<
     let now = target.now();
     let mut taken = match &line.event {
         Event::Key { place, holds } => {
-            let shown = shown_value(target.model(), now.wall_ms(), *place);
+            let shown = shown_value(target.model().get(*place), now);
             return Ok((!has_fields(holds, &shown, T::LATE_MS + 1)).then_some(shown));
         }
         Event::Stats { figures } => {

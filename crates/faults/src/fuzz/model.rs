@@ -4,13 +4,13 @@
 
 use quorlock_core::node::memory_server::{Name, Server, Value};
 use quorlock_core::node::{
-    self, BlockedId, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent,
-    Keyspace as _, Listed, Mode, Monotonic, Now, Reason, Scanned, ServerEvent, Settings, WaitReply,
+    self, BlockedId, Holder, Inspected, KeyBytes, KeyEvent, Keyspace as _, Listed, Mode, Monotonic,
+    Now, Scanned, ServerEvent, Settings, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
-use redis::Value as Reply;
 
 use super::command::{Command, LockCommand, Place, key, known_key, number, option, places};
+use super::view::{Expected, error_start, fields, shown_value};
 
 pub(super) const CLIENTS: usize = 7;
 
@@ -24,31 +24,6 @@ pub(super) struct Flavor {
     pub(super) flushes_while_loading: bool,
     /// Waiters that are granted a lock are unblocked at the end of the turn.
     pub(super) defers_wakes: bool,
-}
-
-/// The expected form of a reply.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Expected {
-    Blocked,
-    Is(Reply),
-    /// An integer that is not negative.
-    Any,
-    /// A time in milliseconds. It may differ a little, because the clocks do.
-    Near(u64),
-    /// The fence of the lock on these keys.
-    Fence {
-        places: Vec<Place>,
-        fence: u64,
-        /// The fences of shared locks may be equal, or in any order.
-        mode: Mode,
-    },
-    /// An error with this start.
-    Error(String),
-    Array(Vec<Self>),
-    /// An array in any order.
-    Set(Vec<Self>),
-    /// Names and values, perhaps with others between them.
-    Fields(Vec<(&'static str, Self)>),
 }
 
 /// An answer to a client, and the command that it answers.
@@ -67,11 +42,6 @@ pub(super) struct Waiting {
     until: Monotonic,
     blocked_id: BlockedId,
 }
-
-/// How the random value of a revoked or shared lock begins in the model.
-pub(super) const UNKNOWN: &str = "unknown-";
-/// The length of such a value in the model and on the server.
-pub(super) const UNKNOWN_BYTES: usize = 32;
 
 #[derive(Clone, Debug)]
 pub(super) struct Model {
@@ -99,30 +69,6 @@ pub(super) const FIGURES_OF_SERVER: usize = 9;
 
 /// The default of `lock.max-clock-skew`.
 pub(super) const MAX_CLOCK_SKEW_MS: u64 = 60_000;
-
-impl Expected {
-    const NIL: Self = Self::Is(Reply::Nil);
-    const OK: Self = Self::Is(Reply::Okay);
-
-    pub(super) fn int(number: impl TryInto<i64>) -> Self {
-        Self::Is(Reply::Int(number.try_into().unwrap_or(i64::MAX)))
-    }
-
-    fn text(text: &[u8]) -> Self {
-        Self::Is(Reply::BulkString(text.into()))
-    }
-
-    fn error(start: &str) -> Self {
-        Self::Error(start.into())
-    }
-
-    /// A fence. After WAIT, the waited time follows it, and then the granted key if it is named.
-    fn granted(fence: Self, waits: bool, key: Option<&str>) -> Self {
-        let key = key.map(|key| Self::text(key.as_bytes()));
-        let rest: Vec<_> = waits.then_some(Self::Any).into_iter().chain(key).collect();
-        if rest.is_empty() { fence } else { Self::Array([vec![fence], rest].concat()) }
-    }
-}
 
 impl Model {
     /// Creates the model of a server that has just started, without keys.
@@ -181,7 +127,9 @@ impl Model {
     /// Returns the times at which keys expire.
     fn expiries(&self, now: Now) -> impl Iterator<Item = Monotonic> {
         let expiries = self.server.keys.iter().filter_map(|(_, _, value)| value.expires_at_ms);
-        expiries.map(move |at_ms| gone_at(now, at_ms))
+        // A key is gone when the millisecond of its expiry is over.
+        let left_us = move |at_ms: u64| ((at_ms + 1) * 1000).saturating_sub(now.wall_us);
+        expiries.map(move |at_ms| now.monotonic.plus_us(left_us(at_ms)))
     }
 
     /// Returns all times from now on at which an event may happen without a command.
@@ -334,7 +282,6 @@ impl Model {
     }
 
     /// Executes a command of the server itself.
-    #[expect(clippy::too_many_lines, reason = "a table of commands")]
     fn plain(&mut self, now: Now, db: u32, words: &[&str]) -> Expected {
         for place in keys_looked_up(db, words) {
             self.expire_key(now, place);
@@ -396,29 +343,11 @@ impl Model {
                 Expected::OK
             }
             ["COPY", from, to, "DB", to_db, ref options @ ..] => {
-                let (from, to) = (at(from), (number(to_db), key(to)));
-                if from == to {
-                    return Expected::error("ERR source and destination");
-                }
-                let Some(value) = self.get(from).cloned() else { return Expected::int(0) };
-                if !options.contains(&"REPLACE") && self.get(to).is_some() {
-                    return Expected::int(0);
-                }
-                self.replace(now, to, value);
-                Expected::int(1)
+                let replaces = options.contains(&"REPLACE");
+                self.transfer(now, at(from), (number(to_db), key(to)), replaces, true)
             }
             ["MOVE", name, to_db] => {
-                let to = (number(to_db), key(name));
-                if to == at(name) {
-                    return Expected::error("ERR source and destination");
-                }
-                if self.get(to).is_some() {
-                    return Expected::int(0);
-                }
-                let removed = self.remove(now, at(name), KeyEvent::Removed);
-                let Some(value) = removed else { return Expected::int(0) };
-                self.replace(now, to, value);
-                Expected::int(1)
+                self.transfer(now, at(name), (number(to_db), key(name)), false, false)
             }
             ["RESTORE", name, ms, value, ref options @ ..] => {
                 if !options.contains(&"REPLACE") && self.get(at(name)).is_some() {
@@ -429,15 +358,15 @@ impl Model {
                 self.replace(now, at(name), Value::text(value.as_bytes(), expires_at_ms));
                 Expected::OK
             }
-            ["LPUSH", name, _] => match self.get(at(name)) {
-                Some(Value { text: Some(_), .. }) => Expected::error("WRONGTYPE"),
-                there => {
-                    if there.is_none() {
-                        self.put(at(name), Value { text: None, expires_at_ms: None });
-                    }
-                    Expected::Any
+            ["LPUSH", name, _] => {
+                let there = self.get(at(name));
+                if there.is_some_and(|value| value.text.is_some()) {
+                    return Expected::error("WRONGTYPE");
                 }
-            },
+                let expires_at_ms = there.and_then(|value| value.expires_at_ms);
+                self.put(at(name), Value { text: None, expires_at_ms });
+                Expected::Any
+            }
             [flush @ ("FLUSHDB" | "FLUSHALL"), ..] => {
                 self.server.flush(now, (flush == "FLUSHDB").then_some(db));
                 Expected::OK
@@ -453,6 +382,27 @@ impl Model {
             }
             _ => panic!("{words:?} is no command"),
         }
+    }
+
+    /// Writes the value of a key under another key, as COPY and MOVE do.
+    fn transfer(
+        &mut self,
+        now: Now,
+        from: Place,
+        to: Place,
+        replaces: bool,
+        keeps: bool,
+    ) -> Expected {
+        if from == to {
+            return Expected::error("ERR source and destination");
+        }
+        let value = self.get(from).filter(|_| replaces || self.get(to).is_none()).cloned();
+        let Some(value) = value else { return Expected::int(0) };
+        if !keeps {
+            self.remove(now, from, KeyEvent::Removed);
+        }
+        self.replace(now, to, value);
+        Expected::int(1)
     }
 
     fn set(&mut self, now: Now, place: Place, value: &str, px_ms: Option<u64>) {
@@ -634,7 +584,7 @@ impl Model {
         let mut lines = Vec::new();
         for place in places() {
             let (value, inspected) = (self.get(place), self.clone().inspect(now, place));
-            lines.push(format!("{}; {inspected:?}", shown_key(place, value, now)));
+            lines.push(format!("  {place:?}: {}; {inspected:?}", shown_value(value, now)));
         }
         for (client, waiting) in self.waiting.iter().enumerate() {
             if let Some(Waiting { command, until, .. }) = waiting {
@@ -672,14 +622,6 @@ impl Waiting {
     }
 }
 
-/// Describes what a key holds; `None` for nothing.
-pub(super) fn shown_key((db, key): Place, value: Option<&Value>, now: Now) -> String {
-    let Some(Value { text, expires_at_ms }) = value else { return format!("  {db} {key}: empty") };
-    let text = text.as_ref().map(|text| text.escape_ascii().to_string());
-    let left_ms = expires_at_ms.map(|at| i128::from(at) - i128::from(now.wall_ms()));
-    format!("  {db} {key}: {text:?}, expires in {left_ms:?} ms")
-}
-
 /// Returns the keys that the server looks up for a command of its own, in this order. A lookup
 /// removes an expired key. The server replaces or flushes some keys without a lookup.
 fn keys_looked_up(db: u32, words: &[&str]) -> Vec<Place> {
@@ -694,99 +636,7 @@ fn keys_looked_up(db: u32, words: &[&str]) -> Vec<Place> {
     }
 }
 
-/// Returns the fields that describe the lock on a key, except those about connections.
-fn fields(place: Place, inspected: &Inspected) -> Vec<(&'static str, Expected)> {
-    let Inspected { holder, waiters, queue } = inspected;
-    let label = |owner: &Option<Box<[u8]>>| {
-        owner.as_ref().map_or(Reply::Nil, |owner| Reply::BulkString(owner.to_vec()))
-    };
-    let mut fields = Vec::new();
-    match holder {
-        Holder::Foreign { ttl_ms } => fields.extend([
-            ("mode", Expected::text(b"foreign")),
-            ("holders", Expected::int(1)),
-            ("owner", Expected::NIL),
-            ("fence", Expected::NIL),
-            ("ttl", ttl_ms.map_or(Expected::int(-1), Expected::Near)),
-            ("held", Expected::NIL),
-            ("keys", Expected::int(1)),
-            ("revoked", Expected::int(0)),
-        ]),
-        Holder::Lease { owners, holders, fence, ttl_ms, held_ms, mode, keys, revoked } => {
-            let labels: Vec<_> = owners.iter().map(label).collect();
-            let is_shared = *mode == Mode::Shared;
-            let (places, fence, mode) = (vec![place], fence.get(), *mode);
-            fields.extend([
-                ("mode", Expected::text(if is_shared { b"shared" } else { b"exclusive" })),
-                ("holders", Expected::int(*holders)),
-                (
-                    "owner",
-                    match &labels[..] {
-                        [owner] if *holders == 1 => Expected::Is(owner.clone()),
-                        _ => Expected::Is(Reply::Array(labels)),
-                    },
-                ),
-                ("fence", Expected::Fence { places, fence, mode }),
-                ("ttl", Expected::Near(*ttl_ms)),
-                ("held", Expected::Near(*held_ms)),
-                ("keys", Expected::int(*keys)),
-                ("revoked", Expected::int(*revoked)),
-            ]);
-        }
-    }
-    let labels = queue.iter().map(|waiter| label(&waiter.owner));
-    fields.push(("waiters", Expected::int(*waiters)));
-    fields.push(("queue", Expected::Is(Reply::Array(labels.collect()))));
-    fields
-}
-
-/// Returns the first time at which a key with this expiry is gone.
-fn gone_at(now: Now, expires_at_ms: u64) -> Monotonic {
-    let left_us = ((expires_at_ms + 1) * 1000).saturating_sub(now.wall_us);
-    now.monotonic.plus_us(left_us)
-}
-
 /// The length of a string; 0 of another value.
 fn bytes_of(value: &Value) -> usize {
     value.text.as_ref().map_or(0, Name::len)
-}
-
-pub(super) fn error_start(error: &CommandError) -> String {
-    match error {
-        CommandError::Abstaining { reason, .. } => format!("ABSTAIN {}", reason.word()),
-        CommandError::Held { is_older, .. } => {
-            format!("HELD {}", if *is_older { "older" } else { "younger" })
-        }
-        CommandError::TicketTooFarAhead { .. } => "ERR FENCE is more than twice".into(),
-        CommandError::KeyLength => "ERR a key of a lock must be at most".into(),
-        CommandError::WrongType => "WRONGTYPE".into(),
-        CommandError::OtherKeys => "ERR the token holds these keys".into(),
-        CommandError::BadFence(FenceError::Below { .. }) => "BADFENCE FENCE is below".into(),
-        CommandError::BadFence(FenceError::TooFarAhead { .. }) => {
-            "BADFENCE FENCE is more than".into()
-        }
-        CommandError::QueueFull { max_waiters } => {
-            format!("QUEUEFULL {max_waiters} clients already wait")
-        }
-        CommandError::AlreadyWaits => "ERR the token already waits".into(),
-        CommandError::Revoked { .. } => "REVOKED ".into(),
-        CommandError::SeveralShared => "ERR only LOCK.ACQUIRE and LOCK.EXTEND take SHARED".into(),
-        CommandError::TokenInUse => "ERR the new token already holds this lock".into(),
-        CommandError::NoExpiry => "ERR the key holds a string without an expiry".into(),
-        CommandError::NotWritten => "ERR the server refused to write".into(),
-    }
-}
-
-/// Ignores the number in ABSTAIN and HELD, because the clocks of server and model differ.
-pub(super) fn is_error(expected: &str, error: &str) -> bool {
-    let Some((code @ ("ABSTAIN" | "HELD"), word)) = expected.split_once(' ') else {
-        return error.starts_with(expected);
-    };
-    let mut words = error.split([' ', ':']);
-    words.next() == Some(code) && words.nth(1) == Some(word)
-}
-
-/// Returns the expected ABSTAIN of a replica, in the form of [`error_start`].
-pub(super) fn replica_abstains() -> String {
-    format!("ABSTAIN {}", Reason::Replica.word())
 }

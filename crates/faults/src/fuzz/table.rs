@@ -27,12 +27,11 @@
 use std::collections::BTreeMap;
 
 use quorlock_core::node::Mode;
-use quorlock_core::node::memory_server::Value;
 use redis::Value as Reply;
 
 use super::command::{Command, Packet, Place, Step, Wrap, client, key, number};
-use super::model::{Expected, Limits, Model};
-use super::view::is_drawn;
+use super::model::{Limits, Model};
+use super::view::Expected;
 
 /// A claim, and the steps that show it.
 #[derive(Clone, Debug)]
@@ -262,20 +261,6 @@ pub(super) fn has_fields(expected: &str, shown: &str, late_ms: u64) -> bool {
     expected
         .split(' ')
         .all(|field| shown.split(' ').any(|found| found == field || is_near(field, found)))
-}
-
-/// What the model has under a key, as tables write it.
-pub(super) fn shown_value(model: &Model, wall_ms: u64, place: Place) -> String {
-    let Some(Value { text, expires_at_ms }) = model.get(place) else { return "none".into() };
-    let text = match text {
-        None => "list".into(),
-        Some(text) if is_drawn(text) => "unknown".into(),
-        Some(text) => String::from_utf8_lossy(text),
-    };
-    match expires_at_ms {
-        None => format!("{text} persists"),
-        Some(at_ms) => format!("{text} expires={}", at_ms.saturating_sub(wall_ms)),
-    }
 }
 
 /// The figures of the model, as tables write them.

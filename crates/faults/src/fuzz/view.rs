@@ -1,14 +1,12 @@
 use std::collections::BTreeMap;
 
 use quorlock_core::node::memory_server::{Name, Value as Stored};
-use quorlock_core::node::{Mode, Now};
+use quorlock_core::node::{CommandError, FenceError, Holder, Inspected, Mode, Now, Reason};
 use redis::Value;
 
 use super::command::{DBS, KEYS, Place, places};
 use super::episode::{Outcome, differ};
-use super::model::{
-    Expected, FIGURES_OF_SERVER, Model, UNKNOWN, UNKNOWN_BYTES, is_error, shown_key,
-};
+use super::model::{FIGURES_OF_SERVER, Model};
 use super::wire::{Words, words};
 
 /// Allowed difference of a lock's `ttl` and `held` from the model, in milliseconds.
@@ -66,6 +64,141 @@ impl Offsets {
     }
 }
 
+/// The expected form of a reply.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Expected {
+    Blocked,
+    Is(Value),
+    /// An integer that is not negative.
+    Any,
+    /// A time in milliseconds. It may differ a little, because the clocks do.
+    Near(u64),
+    /// The fence of the lock on these keys.
+    Fence {
+        places: Vec<Place>,
+        fence: u64,
+        /// The fences of shared locks may be equal, or in any order.
+        mode: Mode,
+    },
+    /// An error with this start.
+    Error(String),
+    Array(Vec<Self>),
+    /// An array in any order.
+    Set(Vec<Self>),
+    /// Names and values, perhaps with others between them.
+    Fields(Vec<(&'static str, Self)>),
+}
+
+impl Expected {
+    pub(super) const NIL: Self = Self::Is(Value::Nil);
+    pub(super) const OK: Self = Self::Is(Value::Okay);
+
+    pub(super) fn int(number: impl TryInto<i64>) -> Self {
+        Self::Is(Value::Int(number.try_into().unwrap_or(i64::MAX)))
+    }
+
+    pub(super) fn text(text: &[u8]) -> Self {
+        Self::Is(Value::BulkString(text.into()))
+    }
+
+    pub(super) fn error(start: &str) -> Self {
+        Self::Error(start.into())
+    }
+
+    /// A fence. After WAIT, the waited time follows it, and then the granted key if it is named.
+    pub(super) fn granted(fence: Self, waits: bool, key: Option<&str>) -> Self {
+        let key = key.map(|key| Self::text(key.as_bytes()));
+        let rest: Vec<_> = waits.then_some(Self::Any).into_iter().chain(key).collect();
+        if rest.is_empty() { fence } else { Self::Array([vec![fence], rest].concat()) }
+    }
+}
+
+/// Returns the fields that describe the lock on a key, except those about connections.
+pub(super) fn fields(place: Place, inspected: &Inspected) -> Vec<(&'static str, Expected)> {
+    let Inspected { holder, waiters, queue } = inspected;
+    let label = |owner: &Option<Box<[u8]>>| {
+        owner.as_ref().map_or(Value::Nil, |owner| Value::BulkString(owner.to_vec()))
+    };
+    let mut fields = Vec::new();
+    match holder {
+        Holder::Foreign { ttl_ms } => fields.extend([
+            ("mode", Expected::text(b"foreign")),
+            ("holders", Expected::int(1)),
+            ("owner", Expected::NIL),
+            ("fence", Expected::NIL),
+            ("ttl", ttl_ms.map_or(Expected::int(-1), Expected::Near)),
+            ("held", Expected::NIL),
+            ("keys", Expected::int(1)),
+            ("revoked", Expected::int(0)),
+        ]),
+        Holder::Lease { owners, holders, fence, ttl_ms, held_ms, mode, keys, revoked } => {
+            let labels: Vec<_> = owners.iter().map(label).collect();
+            let is_shared = *mode == Mode::Shared;
+            let (places, fence, mode) = (vec![place], fence.get(), *mode);
+            fields.extend([
+                ("mode", Expected::text(if is_shared { b"shared" } else { b"exclusive" })),
+                ("holders", Expected::int(*holders)),
+                (
+                    "owner",
+                    match &labels[..] {
+                        [owner] if *holders == 1 => Expected::Is(owner.clone()),
+                        _ => Expected::Is(Value::Array(labels)),
+                    },
+                ),
+                ("fence", Expected::Fence { places, fence, mode }),
+                ("ttl", Expected::Near(*ttl_ms)),
+                ("held", Expected::Near(*held_ms)),
+                ("keys", Expected::int(*keys)),
+                ("revoked", Expected::int(*revoked)),
+            ]);
+        }
+    }
+    let labels = queue.iter().map(|waiter| label(&waiter.owner));
+    fields.push(("waiters", Expected::int(*waiters)));
+    fields.push(("queue", Expected::Is(Value::Array(labels.collect()))));
+    fields
+}
+
+pub(super) fn error_start(error: &CommandError) -> String {
+    match error {
+        CommandError::Abstaining { reason, .. } => format!("ABSTAIN {}", reason.word()),
+        CommandError::Held { is_older, .. } => {
+            format!("HELD {}", if *is_older { "older" } else { "younger" })
+        }
+        CommandError::TicketTooFarAhead { .. } => "ERR FENCE is more than twice".into(),
+        CommandError::KeyLength => "ERR a key of a lock must be at most".into(),
+        CommandError::WrongType => "WRONGTYPE".into(),
+        CommandError::OtherKeys => "ERR the token holds these keys".into(),
+        CommandError::BadFence(FenceError::Below { .. }) => "BADFENCE FENCE is below".into(),
+        CommandError::BadFence(FenceError::TooFarAhead { .. }) => {
+            "BADFENCE FENCE is more than".into()
+        }
+        CommandError::QueueFull { max_waiters } => {
+            format!("QUEUEFULL {max_waiters} clients already wait")
+        }
+        CommandError::AlreadyWaits => "ERR the token already waits".into(),
+        CommandError::Revoked { .. } => "REVOKED ".into(),
+        CommandError::SeveralShared => "ERR only LOCK.ACQUIRE and LOCK.EXTEND take SHARED".into(),
+        CommandError::TokenInUse => "ERR the new token already holds this lock".into(),
+        CommandError::NoExpiry => "ERR the key holds a string without an expiry".into(),
+        CommandError::NotWritten => "ERR the server refused to write".into(),
+    }
+}
+
+/// Ignores the number in ABSTAIN and HELD, because the clocks of server and model differ.
+fn is_error(expected: &str, error: &str) -> bool {
+    let Some((code @ ("ABSTAIN" | "HELD"), word)) = expected.split_once(' ') else {
+        return error.starts_with(expected);
+    };
+    let mut words = error.split([' ', ':']);
+    words.next() == Some(code) && words.nth(1) == Some(word)
+}
+
+/// Returns the expected ABSTAIN of a replica, in the form of [`error_start`].
+pub(super) fn replica_abstains() -> String {
+    format!("ABSTAIN {}", Reason::Replica.word())
+}
+
 /// Compares a reply of the server with the one that the model expects.
 pub(super) fn compare(
     expected: &Expected,
@@ -115,18 +248,37 @@ pub(super) fn compare(
     Err(format!("the server replied {reply:?}, the model expects {expected:?}"))
 }
 
+/// How the random value of a revoked or shared lock begins in the model.
+const UNKNOWN: &str = "unknown-";
+/// The length of such a value in the model and on the server.
+const UNKNOWN_BYTES: usize = 32;
+
+/// Writes what a key holds as tables do.
+pub(super) fn shown_value(value: Option<&Stored>, now: Now) -> String {
+    let Some(Stored { text, expires_at_ms }) = value else { return "none".into() };
+    let text = match text {
+        None => "list".into(),
+        Some(text) if is_drawn(text) => "unknown".into(),
+        Some(text) => text.escape_ascii().to_string(),
+    };
+    match expires_at_ms {
+        None => format!("{text} persists"),
+        Some(at_ms) => format!("{text} expires={}", i128::from(*at_ms) - i128::from(now.wall_ms())),
+    }
+}
+
+/// Returns whether a value begins as the random value of a shared or revoked lock does.
+fn is_drawn(value: &[u8]) -> bool {
+    value.starts_with(UNKNOWN.as_bytes())
+        || value.len() >= UNKNOWN_BYTES && value[..UNKNOWN_BYTES].iter().all(u8::is_ascii_hexdigit)
+}
+
 /// Ignores the random value of a shared or revoked lock, but compares what APPEND added to it.
 fn same_value(of_model: &[u8], of_server: &[u8]) -> bool {
     if is_drawn(of_model) && is_drawn(of_server) {
         return of_model[UNKNOWN_BYTES..] == of_server[UNKNOWN_BYTES..];
     }
     of_model == of_server
-}
-
-/// Returns whether a value begins as the random value of a shared or revoked lock does.
-pub(super) fn is_drawn(value: &[u8]) -> bool {
-    value.starts_with(UNKNOWN.as_bytes())
-        || value.len() >= UNKNOWN_BYTES && value[..UNKNOWN_BYTES].iter().all(u8::is_ascii_hexdigit)
 }
 
 #[derive(Clone, Debug, Default)]
@@ -197,27 +349,26 @@ impl View {
         for place in places() {
             let expected = model.get(place).filter(|value| !is_gone(value));
             let seen = self.keys.get(&place);
-            let (of_model, of_server) = match (expected, seen) {
-                (None, None) => continue,
-                (Some(expected), Some(seen)) => (expected, seen),
-                _ => {
-                    return Some(format!(
-                        "{place:?}: the server has {seen:?}, the model {expected:?}"
-                    ));
+            let tolerance_ms =
+                expected.and_then(|value| value.expires_at_ms).map_or(0, &tolerance_ms);
+            let is_same = match (expected, seen) {
+                (Some(expected), Some(seen)) => {
+                    let is_same_text = match (&expected.text, &seen.text) {
+                        (Some(expected), Some(seen)) => same_value(expected, seen),
+                        (expected, seen) => expected == seen,
+                    };
+                    let is_same_expiry = match (expected.expires_at_ms, seen.expires_at_ms) {
+                        (Some(expected), Some(seen)) => expected.abs_diff(seen) <= tolerance_ms,
+                        (expected, seen) => expected == seen,
+                    };
+                    is_same_text && is_same_expiry
                 }
-            };
-            let is_same_text = match (&of_model.text, &of_server.text) {
-                (Some(expected), Some(seen)) => same_value(expected, seen),
                 (expected, seen) => expected == seen,
             };
-            let by_ms = of_model.expires_at_ms.map_or(0, &tolerance_ms);
-            let is_same_expiry = match (of_model.expires_at_ms, of_server.expires_at_ms) {
-                (Some(expected), Some(seen)) => expected.abs_diff(seen) <= by_ms,
-                (expected, seen) => expected == seen,
-            };
-            if !is_same_text || !is_same_expiry {
+            if !is_same {
+                let (seen, expected) = (shown_value(seen, now), shown_value(expected, now));
                 return Some(format!(
-                    "{place:?}: the server has {seen:?}, the model {expected:?} (± {by_ms} ms)"
+                    "{place:?}: the server has {seen}, the model {expected} (± {tolerance_ms} ms)"
                 ));
             }
         }
@@ -242,7 +393,9 @@ impl View {
 }
 
 pub(super) fn shown_keys(keys: &BTreeMap<Place, Stored>, now: Now) -> String {
-    let shown = |(place, value): (&Place, &Stored)| shown_key(*place, Some(value), now);
+    let shown = |(place, value): (&Place, &Stored)| {
+        format!("  {place:?}: {}", shown_value(Some(value), now))
+    };
     keys.iter().map(shown).collect::<Vec<_>>().join("\n")
 }
 

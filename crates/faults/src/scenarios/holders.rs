@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::MINUTE_S;
-use super::memory::{evict, start_evicting};
+use super::memory::evict;
 use super::node::{Answer, Held, LockMethod, Node, PATIENCE};
 use super::trial::{GRANTED_WHILE_HELD, LONG_TTL, Trial};
 
@@ -130,7 +130,10 @@ pub(super) fn stepped_ahead(trial: &mut Trial, holders: Holders) -> Result<()> {
 /// Memory is short, and the server evicts the key of the first holder: under `volatile-ttl` the one
 /// that expires soonest, under `allkeys-lru` the one that was not used for longest.
 pub(super) fn eviction(trial: &mut Trial, holders: Holders, policy: &str) -> Result<()> {
-    let mut node = start_evicting(trial.method(), policy)?;
+    // The more keys the server compares, the more surely it evicts the one that its policy names.
+    let mut node = Node::start(trial.method(), |builder| {
+        builder.arg("maxmemory-policy", policy).arg("maxmemory-samples", 64)
+    })?;
     let held = holders.acquire(&mut node, FILLED_TTL)?;
     evict(&mut node, &held[0].key)?;
     trial.count_injected();

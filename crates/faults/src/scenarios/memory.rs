@@ -8,13 +8,6 @@ use redis::pipe;
 
 use super::node::{LockMethod, Node};
 
-pub(super) fn start_evicting(method: LockMethod, policy: &str) -> Result<Node> {
-    // The more keys the server compares, the more surely it evicts the one that its policy names.
-    Node::start(method, |builder| {
-        builder.arg("maxmemory-policy", policy).arg("maxmemory-samples", 64)
-    })
-}
-
 /// Makes memory short until the key of a lock is evicted. The module writes an evicted key again,
 /// so its count of saved leases shows the eviction.
 pub(super) fn evict(node: &mut Node, key: &str) -> Result<()> {
