@@ -18,8 +18,6 @@ pub(super) const DBS: u32 = 2;
 pub(super) const TOKENS: [&str; 6] =
     ["a", "b", "cc", "dd", "e", "a-token-of-more-bytes-than-fit-inline"];
 
-pub(super) const PATTERNS: [&str; 4] = ["*a", "[b-d]*", "*-with-a-*", "gamm?"];
-
 /// One of [`KEYS`], and its database.
 pub(super) type Place = (u32, &'static str);
 

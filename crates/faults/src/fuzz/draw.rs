@@ -2,8 +2,9 @@ use std::fmt::Display;
 
 use quorlock_core::node::{Mode, Now};
 use rand::RngExt as _;
+use rand::seq::IndexedRandom as _;
 
-use super::command::{Command, DBS, KEYS, LATE_MS, PATTERNS, Packet, Place, Step, TOKENS, Wrap};
+use super::command::{Command, DBS, KEYS, LATE_MS, Packet, Place, Step, TOKENS, Wrap};
 use super::episode::Episode;
 use super::model::MAX_CLOCK_SKEW_MS;
 
@@ -18,6 +19,47 @@ struct Draw<'a> {
     /// Whether commands with a near deadline may be drawn.
     allows_near: bool,
 }
+
+/// The commands, with a name in braces for each word that is drawn, and how often each is drawn, per
+/// mille.
+const LOCK_COMMANDS: [(u32, &str); 16] = [
+    (175, "LOCK.ACQUIRE {key} {any token} {ttl}{wait}{fence}{owner}"),
+    (117, "LOCK.ACQUIRE {key} {any token} {ttl} SHARED{wait}{fence}{owner}"),
+    (95, "LOCK.MACQUIRE {keys} {any token} {ttl}{wait}{fence}{owner}"),
+    (63, "LOCK.ACQUIREANY {keys} {any token} {ttl}{wait}{fence}{owner}"),
+    (127, "LOCK.EXTEND {key} {token} {ttl}{lease fence}{new token}"),
+    (22, "LOCK.EXTEND {key} {token} {ttl} SHARED{lease fence}{new token}"),
+    (81, "LOCK.MEXTEND {keys} {token} {ttl}{lease fence}{new token}"),
+    (110, "LOCK.RELEASE {key} {token}"),
+    (60, "LOCK.MRELEASE {keys} {token}"),
+    (32, "LOCK.YIELD {key} {token}"),
+    (18, "LOCK.MYIELD {keys} {token}"),
+    (28, "LOCK.REVOKE {key}"),
+    (12, "LOCK.REVOKE {key} NOW"),
+    (30, "LOCK.INSPECT {key}"),
+    (15, "LOCK.SCAN 0 COUNT 1000"),
+    (15, "LOCK.SCAN 0 MATCH {pattern} COUNT 1000"),
+];
+const PLAIN_COMMANDS: [(u32, &str); 18] = [
+    (140, "DEL {key}"),
+    (40, "UNLINK {key}"),
+    (30, "GETDEL {key}"),
+    (90, "SET {key} {value}{condition}"),
+    (140, "SET {key} {value}{condition} PX {lifetime}"),
+    (40, "PSETEX {key} {lifetime} {value}"),
+    (30, "APPEND {key} {value}"),
+    (90, "PEXPIRE {key} {lifetime}"),
+    (40, "PEXPIRE {key} 0"),
+    (40, "PERSIST {key}"),
+    (70, "RENAME {key} {other}"),
+    (60, "COPY {key} {other} DB {db}{replace}"),
+    (50, "MOVE {key} {other db}"),
+    (40, "RESTORE {key} {lifetime} {value}{replace}"),
+    (20, "RESTORE {key} 0 {value}{replace}"),
+    (30, "LPUSH {key} item"),
+    (20, "FLUSHALL {how}"),
+    (20, "FLUSHDB {how}"),
+];
 
 /// A proposed fence below the wall time at which any wait began, as the fence of a repair can be.
 const OLD_FENCE: u64 = 1_000_000;
@@ -184,7 +226,7 @@ impl Draw<'_> {
         for key in KEYS {
             let db = self.db();
             let token = self.token((db, key));
-            let extend = if self.chance(0.5) { self.ttl() } else { None };
+            let extend = if self.chance(0.5) { self.lifetime(0.03) } else { None };
             commands.push(Command::new(
                 db,
                 match extend {
@@ -276,63 +318,78 @@ impl Draw<'_> {
     }
 
     fn lock_command(&mut self, db: u32, may_wait: bool) -> Command {
-        let is_single = self.chance(0.65);
-        let count = if is_single { 1 } else { 1 + self.below(3) };
-        let keys: Vec<_> = (0..count).map(|_| self.key()).collect();
-        let first = *keys.iter().min().unwrap_or(&keys[0]);
-        let place = (db, first);
-        let of_keys = |name: &str| {
-            if is_single {
-                return format!("LOCK.{name} {first}");
-            }
-            let name = name.strip_suffix("ANY").map_or(format!("M{name}"), |_| name.into());
-            format!("LOCK.{name} {count} {}", keys.join(" "))
-        };
-        let text = match self.below(100) {
-            0..45 => {
-                let token = self.one_of(&TOKENS);
-                let wait_ms = if may_wait && self.spare() > 0 && self.chance(0.5) {
-                    self.time(0.04, 600_000, 3_000_000)
-                } else if may_wait && self.chance(0.05) {
-                    Some(0)
-                } else {
-                    None
-                };
-                let Some(ttl_ms) = self.ttl() else { return inspect(place) };
-                let fence = self.chance(0.15).then(|| self.wall_fence());
-                let owner = self.chance(0.3).then(|| self.one_of(&["host:1", "host:22"]));
-                let is_special = self.chance(0.4);
-                let name = if is_special && !is_single { "ACQUIREANY" } else { "ACQUIRE" };
-                let mut text = format!("{} {token} {ttl_ms}", of_keys(name));
-                if is_special && is_single {
-                    text.push_str(" SHARED");
+        self.drawn_from(&LOCK_COMMANDS, db, may_wait)
+    }
+
+    fn plain_command(&mut self, db: u32) -> Command {
+        // After this command, the node abstains for the largest ttl.
+        let may_swap = self.episode.config.limits.max_ttl_ms < 10_000 || self.chance(0.02);
+        if may_swap && self.chance(0.01) {
+            return Command::new(db, "SWAPDB 0 1");
+        }
+        self.drawn_from(&PLAIN_COMMANDS, db, false)
+    }
+
+    fn drawn_from(&mut self, table: &[(u32, &str)], db: u32, may_wait: bool) -> Command {
+        let drawn = table.choose_weighted(&mut self.episode.rng, |(weight, _)| *weight);
+        let (_, template) = drawn.expect("a table has weights");
+        // Without a time for the command, none that needs one is drawn.
+        let filled = self.filled(template, db, may_wait);
+        filled.unwrap_or_else(|| Command::new(db, format!("LOCK.INSPECT {}", self.key())))
+    }
+
+    /// Draws a word for each name in braces. Returns `None` as [`Draw::time`] does.
+    fn filled(&mut self, template: &str, db: u32, may_wait: bool) -> Option<Command> {
+        // The first key in the order of the node.
+        let mut place = (db, KEYS[0]);
+        let mut text = String::new();
+        for part in template.split('{') {
+            let (name, after) = part.split_once('}').unwrap_or(("", part));
+            let word: String = match name {
+                "key" => {
+                    place.1 = self.key();
+                    place.1.into()
                 }
-                text + &option("WAIT", wait_ms) + &option("FENCE", fence) + &option("OWNER", owner)
-            }
-            45..68 => {
-                let token = self.token(place);
-                let Some(ttl_ms) = self.ttl() else { return inspect(place) };
-                let fence =
-                    if may_wait && self.chance(0.3) { self.lease_fence(place) } else { None };
-                let new_token = self.chance(0.2).then(|| self.one_of(&TOKENS));
-                let mode = if is_single && self.chance(0.15) { " SHARED" } else { "" };
-                format!("{} {token} {ttl_ms}{mode}", of_keys("EXTEND"))
-                    + &option("FENCE", fence)
-                    + &option("TOKEN", new_token)
-            }
-            68..85 => format!("{} {}", of_keys("RELEASE"), self.token(place)),
-            85..90 => format!("{} {}", of_keys("YIELD"), self.token(place)),
-            90..94 if self.chance(0.3) => format!("LOCK.REVOKE {first} NOW"),
-            90..94 => format!("LOCK.REVOKE {first}"),
-            94..97 => return inspect(place),
-            _ => {
-                let pattern = self.chance(0.5).then(|| self.one_of(&PATTERNS));
-                format!("LOCK.SCAN 0{} COUNT 1000", option("MATCH", pattern))
-            }
-        };
+                "keys" => {
+                    let keys: Vec<_> = (0..=self.below(3)).map(|_| self.key()).collect();
+                    place.1 = keys.iter().min().copied()?;
+                    format!("{} {}", keys.len(), keys.join(" "))
+                }
+                "other" => self.key().into(),
+                "token" => self.token(place).into(),
+                "value" if self.chance(0.3) => self.token(place).into(),
+                "any token" | "value" => self.one_of(&TOKENS).into(),
+                "ttl" => self.lifetime(0.03)?.to_string(),
+                "lifetime" => self.lifetime(0.08)?.to_string(),
+                "wait" if may_wait && self.spare() > 0 && self.chance(0.5) => {
+                    option("WAIT", self.time(0.04, 600_000, 3_000_000))
+                }
+                "wait" if may_wait && self.chance(0.05) => " WAIT 0".into(),
+                "fence" if self.chance(0.15) => option("FENCE", Some(self.wall_fence())),
+                "lease fence" if may_wait && self.chance(0.3) => {
+                    option("FENCE", self.lease_fence(place))
+                }
+                "owner" if self.chance(0.3) => {
+                    self.one_of(&[" OWNER host:1", " OWNER host:22"]).into()
+                }
+                "new token" if self.chance(0.2) => option("TOKEN", Some(self.one_of(&TOKENS))),
+                "" | "wait" | "fence" | "lease fence" | "owner" | "new token" => String::new(),
+                "pattern" => self.one_of(&["*a", "[b-d]*", "*-with-a-*", "gamm?"]).into(),
+                "condition" => self.one_of(&["", "", " NX", " XX"]).into(),
+                "replace" => {
+                    self.one_of(&["", " REPLACE", " REPLACE", " REPLACE", " REPLACE"]).into()
+                }
+                "how" => self.one_of(&["SYNC", "ASYNC"]).into(),
+                "db" => self.db().to_string(),
+                "other db" => (if self.chance(0.9) { 1 - db } else { db }).to_string(),
+                other => panic!("{other:?} is no name of a word"),
+            };
+            text.push_str(&word);
+            text.push_str(after);
+        }
         let mut command = Command::new(db, text);
         command.propose(self.now.wall_us, |place| self.episode.offsets.last(place));
-        command
+        Some(command)
     }
 
     /// Draws the token under a key, the token of one of its waiters, or any token.
@@ -351,10 +408,6 @@ impl Draw<'_> {
         let value = || Some(self.episode.model.get(place)?.text.as_ref()?.to_vec());
         let known = known.or_else(value).unwrap_or_default();
         TOKENS.into_iter().find(|token| known == token.as_bytes()).unwrap_or(any)
-    }
-
-    fn ttl(&mut self) -> Option<u64> {
-        self.lifetime(0.03)
     }
 
     /// Draws the lifetime of a key as [`Draw::time`] does.
@@ -406,70 +459,9 @@ impl Draw<'_> {
         let is_clear = |fence: u64| fence.saturating_add_signed(by).abs_diff(ceiling) > 5_000_000;
         (is_clear(model) && is_clear(server)).then(|| format!("last{by:+}"))
     }
-
-    fn plain_command(&mut self, db: u32) -> Command {
-        let (key, other) = (self.key(), self.key());
-        let value = if self.chance(0.3) { self.token((db, key)) } else { self.one_of(&TOKENS) };
-        let text = match self.below(100) {
-            0..14 => format!("DEL {key}"),
-            14..18 => format!("UNLINK {key}"),
-            18..21 => format!("GETDEL {key}"),
-            at @ 21..44 => {
-                let condition = self.one_of(&["", "", " NX", " XX"]);
-                match if at < 30 { None } else { Some(self.lifetime(0.08)) } {
-                    None => format!("SET {key} {value}{condition}"),
-                    Some(Some(ms)) => format!("SET {key} {value}{condition} PX {ms}"),
-                    Some(None) => format!("DEL {key}"),
-                }
-            }
-            44..48 => match self.lifetime(0.08) {
-                Some(ms) => format!("PSETEX {key} {ms} {value}"),
-                None => format!("UNLINK {key}"),
-            },
-            48..51 => format!("APPEND {key} {value}"),
-            51..60 => match self.lifetime(0.08) {
-                Some(ms) => format!("PEXPIRE {key} {ms}"),
-                None => format!("PERSIST {key}"),
-            },
-            60..64 => format!("PEXPIRE {key} 0"),
-            64..68 => format!("PERSIST {key}"),
-            68..75 => format!("RENAME {key} {other}"),
-            75..81 => {
-                let to_db = self.db();
-                format!("COPY {key} {other} DB {to_db}{}", self.replace())
-            }
-            81..86 => {
-                let to_db = if self.chance(0.9) { 1 - db } else { db };
-                format!("MOVE {key} {to_db}")
-            }
-            86..92 => {
-                let ms = if self.chance(0.3) { 0 } else { self.lifetime(0.08).unwrap_or(0) };
-                format!("RESTORE {key} {ms} {value}{}", self.replace())
-            }
-            92..95 => format!("LPUSH {key} item"),
-            at @ 95..99 => {
-                let of = if at >= 97 { "FLUSHALL" } else { "FLUSHDB" };
-                format!("{of} {}", if self.chance(0.5) { "ASYNC" } else { "SYNC" })
-            }
-            // After this command, the node abstains for the largest ttl.
-            _ if self.episode.config.limits.max_ttl_ms < 10_000 || self.chance(0.02) => {
-                "SWAPDB 0 1".into()
-            }
-            _ => format!("DEL {key}"),
-        };
-        Command::new(db, text)
-    }
-
-    fn replace(&mut self) -> &'static str {
-        if self.chance(0.8) { " REPLACE" } else { "" }
-    }
 }
 
 /// Returns an option of a command, after the words before it.
 fn option(name: &str, value: Option<impl Display>) -> String {
     value.map_or(String::new(), |value| format!(" {name} {value}"))
-}
-
-fn inspect((db, key): Place) -> Command {
-    Command::new(db, format!("LOCK.INSPECT {key}"))
 }

@@ -1,4 +1,4 @@
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use quorlock_testkit::{FleetNode, Injectors, Server, ServerBuilder, info};
@@ -90,12 +90,10 @@ impl Node {
     }
 
     pub(super) fn acquire(&mut self, key: &str, token: &str, ttl: Duration) -> Result<Answer> {
-        match self.method {
-            LockMethod::Module => {
-                self.ask(&["LOCK.ACQUIRE", key, token, &ms(ttl)], key, token, ttl)
-            }
-            LockMethod::SetNx => self.set_nx(key, token, ttl),
+        if self.method == LockMethod::SetNx {
+            return self.set_nx(key, token, ttl);
         }
+        self.ask(&["LOCK.ACQUIRE", key, token, &ms(ttl)], key, token, ttl)
     }
 
     /// Acquires a lock as a client without the module.
@@ -161,10 +159,8 @@ impl Node {
         const SCRIPT: &str = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2])";
         let (Held { key, token, .. }, ms) = (held, ms(held.ttl));
         let sent = Instant::now();
-        let extended: Option<u64> = match self.method {
-            LockMethod::Module => self.call(&["LOCK.EXTEND", key, token, &ms])?,
-            LockMethod::SetNx => self.call(&["EVAL", SCRIPT, "1", key, token, &ms])?,
-        };
+        let extended: Option<u64> =
+            self.call_by_method(&["LOCK.EXTEND", key, token, &ms], SCRIPT)?;
         Ok(extended.map(|_| Held { sent, answered: Instant::now(), ..held.clone() }))
     }
 
@@ -172,9 +168,14 @@ impl Node {
     pub(super) fn release(&mut self, Held { key, token, .. }: &Held) -> Result<bool> {
         const SCRIPT: &str =
             "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0";
+        self.call_by_method(&["LOCK.RELEASE", key, token], SCRIPT)
+    }
+
+    /// Calls the module, or else a script with the same key and arguments.
+    fn call_by_method<T: FromRedisValue>(&mut self, words: &[&str], script: &str) -> Result<T> {
         match self.method {
-            LockMethod::Module => self.call(&["LOCK.RELEASE", key, token]),
-            LockMethod::SetNx => self.call(&["EVAL", SCRIPT, "1", key, token]),
+            LockMethod::Module => self.call(words),
+            LockMethod::SetNx => self.call(&[&["EVAL", script, "1"], &words[1..]].concat()),
         }
     }
 
@@ -209,20 +210,15 @@ impl Node {
 
     /// Steps the wall clock, and waits until the server shows the step.
     pub(super) fn step_clock(&mut self, by_s: i64) -> Result<()> {
-        let before = self.time_s()?;
-        let began = Instant::now();
-        self.inner.injectors.clock.step_ms(by_s * 1000);
+        let clock = self.inner.injectors.clock.clone();
+        clock.step_ms(by_s * 1000);
         self.eventually("the server shows the step", |node| {
-            let shown = node.time_s()? - before;
-            let passed = i64::try_from(began.elapsed().as_secs())?;
+            let [shown_s, _us]: [i64; 2] = node.call(&["TIME"])?;
+            let since = SystemTime::now().duration_since(UNIX_EPOCH)?;
+            let stepped_s = i64::try_from(since.as_secs())? + clock.ahead_ms() / 1000;
             // Whole seconds need a tolerance. It is three seconds: less than any step.
-            Ok((shown - passed - by_s).abs() < 3)
+            Ok((shown_s - stepped_s).abs() < 3)
         })
-    }
-
-    fn time_s(&mut self) -> Result<i64> {
-        let [seconds, _us]: [i64; 2] = self.call(&["TIME"])?;
-        Ok(seconds)
     }
 
     /// Starts the server again, with this `lock.rejoin-delay`.
