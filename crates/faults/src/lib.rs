@@ -17,7 +17,9 @@ pub mod scenarios;
 pub mod storm;
 
 use std::thread;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Result, ensure};
 
 /// Whether the protection under test is in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,4 +39,18 @@ pub fn any_seed() -> u64 {
 /// Returns the result of a thread. A panic of the thread goes on in the caller.
 pub(crate) fn result_of<T>(joined: thread::Result<T>) -> T {
     joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Waits until a condition holds. Fails when it does not hold within the limit.
+pub(crate) fn wait_until(
+    limit: Duration,
+    what: &str,
+    mut holds: impl FnMut() -> Result<bool>,
+) -> Result<()> {
+    let started = Instant::now();
+    while !holds()? {
+        ensure!(started.elapsed() < limit, "not within {} s: {what}", limit.as_secs());
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }

@@ -1,5 +1,5 @@
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use quorlock_core::node::ServerEvent;
@@ -9,6 +9,7 @@ use super::command::{Command, DBS, KEYS, Packet, Place, Step, places};
 use super::episode::{Episode, Outcome, Trouble, differ};
 use super::view::{Expected, View, compare, replica_abstains, shown_keys};
 use super::wire::{Wire, time_us, words};
+use crate::wait_until;
 
 /// Time limit for a condition, such as that a replica follows its master.
 const CONDITION_LIMIT: Duration = Duration::from_secs(30);
@@ -35,9 +36,9 @@ impl Episode {
             }
             Step::Reload => self.reload("DEBUG RELOAD")?,
             Step::LoadAppendOnlyFile => {
-                self.until("the rewrite of the append-only file ends", |episode| {
+                wait_until(CONDITION_LIMIT, "the rewrite of the append-only file ends", || {
                     for name in ["aof_rewrite_in_progress", "aof_rewrite_scheduled"] {
-                        if episode.control.info("persistence", name)? != "0" {
+                        if self.control.info("persistence", name)? != "0" {
                             return Ok(false);
                         }
                     }
@@ -50,7 +51,13 @@ impl Episode {
             }
             Step::Restart => return self.restart(),
             Step::Evict => self.evict()?,
-            Step::MoveClock { ms } => self.move_clock(ms)?,
+            Step::MoveClock { ms } => {
+                self.wall.step_ms(ms);
+                wait_until(CONDITION_LIMIT, "the server's clock is stepped", || {
+                    let shown_us = time_us(self.control.call("TIME")?)?;
+                    Ok(shown_us.abs_diff(self.now().wall_us) < 15_000)
+                })?;
+            }
             Step::AttachPeer => return self.attach_peer(),
             Step::DetachPeer => return self.detach_peer(),
             Step::CutLink(packet) => return self.cut_link(&packet),
@@ -63,22 +70,6 @@ impl Episode {
             self.check_none_passed(&deadlines, 0)?;
         }
         self.settle(TOLERANCE_MS)
-    }
-
-    fn until(
-        &mut self,
-        what: &str,
-        mut holds: impl FnMut(&mut Self) -> anyhow::Result<bool>,
-    ) -> Outcome {
-        let started = Instant::now();
-        while !holds(self)? {
-            if started.elapsed() > CONDITION_LIMIT {
-                let limit_s = CONDITION_LIMIT.as_secs();
-                return Err(anyhow!("not within {limit_s} s: {what}").into());
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
     }
 
     fn expect_ok(&mut self, line: &str) -> Outcome {
@@ -117,14 +108,6 @@ impl Episode {
         Ok(())
     }
 
-    fn move_clock(&mut self, ms: i64) -> Outcome {
-        self.wall.step_ms(ms);
-        self.until("the server's clock is stepped", |episode| {
-            let shown_us = time_us(episode.control.call("TIME")?)?;
-            Ok(shown_us.abs_diff(episode.now().wall_us) < 15_000)
-        })
-    }
-
     fn pause(
         &mut self,
         before: Option<&Packet>,
@@ -152,9 +135,9 @@ impl Episode {
             self.reconnect(client)?;
             self.model.disconnect(self.now(), client);
             // The server must notice the disconnection before the pause is over.
-            self.until("the server notices", |episode| {
-                let waiters = episode.model.server.node.waiters();
-                Ok(episode.control.info("lock", "lock_waiters")? == waiters.to_string())
+            wait_until(CONDITION_LIMIT, "the server notices", || {
+                let waiters = self.model.server.node.waiters();
+                Ok(self.control.info("lock", "lock_waiters")? == waiters.to_string())
             })?;
         }
         // A command that writes nothing is not postponed.
@@ -246,10 +229,10 @@ impl Episode {
 
     fn compare_when_peer_follows(&mut self) -> Outcome {
         let its_port = self.server.port().to_string();
-        self.until("the peer follows", |episode| {
-            Ok(episode.peer().info("replication", "master_port")? == its_port
-                && episode.peer().info("replication", "master_link_status")? == "up"
-                && episode.control.info("replication", "slave0")?.contains("state=online"))
+        wait_until(CONDITION_LIMIT, "the peer follows", || {
+            Ok(self.peer().info("replication", "master_port")? == its_port
+                && self.peer().info("replication", "master_link_status")? == "up"
+                && self.control.info("replication", "slave0")?.contains("state=online"))
         })?;
         self.settle(TOLERANCE_MS)?;
         self.compare_with_peer()
@@ -258,8 +241,8 @@ impl Episode {
     fn detach_peer(&mut self) -> Outcome {
         let _: Value = self.peer().call("REPLICAOF NO ONE")?;
         self.peer_attached = false;
-        self.until("the peer is gone", |episode| {
-            Ok(episode.control.info("replication", "connected_slaves")? == "0")
+        wait_until(CONDITION_LIMIT, "the peer is gone", || {
+            Ok(self.control.info("replication", "connected_slaves")? == "0")
         })?;
         self.settle(TOLERANCE_MS)
     }
@@ -311,8 +294,8 @@ impl Episode {
         }
         let its_port = self.peer.as_ref().context("there is no peer")?.port();
         self.demote(&format!("REPLICAOF 127.0.0.1 {its_port}"))?;
-        self.until("the server follows", |episode| {
-            Ok(episode.control.info("replication", "master_link_status")? == "up")
+        wait_until(CONDITION_LIMIT, "the server follows", || {
+            Ok(self.control.info("replication", "master_link_status")? == "up")
         })?;
         let line = format!("LOCK.ACQUIRE {} a 1000", KEYS[0]);
         let reply: Value = self.control.call(&line)?;
@@ -357,7 +340,7 @@ impl Episode {
         Ok(())
     }
 
-    /// Compares everything once more at the end of an episode.
+    /// Compares everything once more at the end of an self.
     pub(super) fn finish(&mut self) -> Outcome {
         self.wait_for_quiet(QUIET_US)?;
         if self.peer_attached {

@@ -9,6 +9,7 @@ use super::MINUTE_S;
 use super::memory::evict;
 use super::node::{Answer, Held, LockMethod, Node, PATIENCE};
 use super::trial::{GRANTED_WHILE_HELD, LONG_TTL, Trial};
+use crate::wait_until;
 
 /// Who holds locks when the accident happens.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -105,7 +106,7 @@ pub(super) fn stepped_ahead(trial: &mut Trial, holders: Holders) -> Result<()> {
     node.step_clock(MINUTE_S)?;
     trial.count_injected();
     if trial.is_protected() {
-        node.eventually("the keys are written again", |node| {
+        wait_until(PATIENCE, "the keys are written again", || {
             Ok(node.get("released")?.is_some_and(|token| token == "holder")
                 && node.info("lock", "lock_saved_from_clock_step")? >= 1)
         })?;

@@ -6,7 +6,8 @@ use anyhow::{Result, ensure};
 use quorlock_testkit::evict as evict_until;
 use redis::pipe;
 
-use super::node::{LockMethod, Node};
+use super::node::{LockMethod, Node, PATIENCE};
+use crate::wait_until;
 
 /// Makes memory short until the key of a lock is evicted. The module writes an evicted key again,
 /// so its count of saved leases shows the eviction.
@@ -45,7 +46,11 @@ pub fn expire_unreleased(locks: u32) -> Result<Leftovers> {
     // The server and the module keep some of the memory that the first locks need, so the
     // measurement starts after them.
     acquire(&mut node, "warm", 0..BATCH, 1)?;
-    node.eventually("the first locks are gone", |node| Ok(node.info("lock", "lock_leases")? == 0))?;
+    wait_until(
+        PATIENCE,
+        "the first locks are gone",
+        || Ok(node.info("lock", "lock_leases")? == 0),
+    )?;
     let before_bytes = node.info("memory", "used_memory")?;
 
     let mut granted = 0;
@@ -57,7 +62,7 @@ pub fn expire_unreleased(locks: u32) -> Result<Leftovers> {
     let peak_memory_bytes = node.info("memory", "used_memory")?.saturating_sub(before_bytes);
 
     let mut left = Leftovers { leases: 0, keys: 0, memory_bytes: 0, peak_memory_bytes };
-    node.eventually("all locks are gone, and their memory is free", |node| {
+    wait_until(PATIENCE, "all locks are gone, and their memory is free", || {
         left.leases = node.info("lock", "lock_leases")?;
         left.keys = node.call(&["DBSIZE"])?;
         left.memory_bytes = node.info("memory", "used_memory")?.saturating_sub(before_bytes);

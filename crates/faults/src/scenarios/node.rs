@@ -1,8 +1,10 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use quorlock_testkit::{FleetNode, Injectors, Server, ServerBuilder, info};
 use redis::{Cmd, Connection, FromRedisValue, Value};
+
+use crate::wait_until;
 
 /// Enough for a condition that must come true, even on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -212,8 +214,8 @@ impl Node {
     pub(super) fn step_clock(&mut self, by_s: i64) -> Result<()> {
         let clock = self.inner.injectors.clock.clone();
         clock.step_ms(by_s * 1000);
-        self.eventually("the server shows the step", |node| {
-            let [shown_s, _us]: [i64; 2] = node.call(&["TIME"])?;
+        wait_until(PATIENCE, "the server shows the step", || {
+            let [shown_s, _us]: [i64; 2] = self.call(&["TIME"])?;
             let since = SystemTime::now().duration_since(UNIX_EPOCH)?;
             let stepped_s = i64::try_from(since.as_secs())? + clock.ahead_ms() / 1000;
             // Whole seconds need a tolerance. It is three seconds: less than any step.
@@ -226,20 +228,6 @@ impl Node {
         self.inner.server.set_arg("lock.rejoin-delay", rejoin_delay_ms);
         self.inner.restart()?;
         self.connection = self.inner.server.try_connection()?;
-        Ok(())
-    }
-
-    /// Fails when `happened` does not return true within [`PATIENCE`].
-    pub(super) fn eventually(
-        &mut self,
-        what: &str,
-        mut happened: impl FnMut(&mut Self) -> Result<bool>,
-    ) -> Result<()> {
-        let started = Instant::now();
-        while !happened(self)? {
-            ensure!(started.elapsed() < PATIENCE, "not within {} s: {what}", PATIENCE.as_secs());
-            std::thread::sleep(CHECK_INTERVAL);
-        }
         Ok(())
     }
 }

@@ -14,6 +14,7 @@ use super::MINUTE_S;
 use super::holders::KEY;
 use super::node::{Held, LockMethod, Node, PATIENCE};
 use super::trial::{GRANTED_WHILE_HELD, LONG_TTL, Trial};
+use crate::wait_until;
 
 fn node_and_lock(ttl: Duration) -> Result<(Node, Held)> {
     let mut node = Node::start(LockMethod::Module, |builder| builder)?;
@@ -150,7 +151,7 @@ pub(super) fn unloaded_without_mirrors(trial: &mut Trial) -> Result<()> {
     trial.count_injected();
     trial.check(unloaded.is_err(), "the module was unloaded");
     trial.check(node.extend(&held)?.is_some(), "the holder could not extend the lock");
-    node.eventually("the key is written again", |node| node.exists("key"))?;
+    wait_until(PATIENCE, "the key is written again", || node.exists("key"))?;
     let _: String = node.call(&["MODULE", "UNLOAD", "lock"])?;
     trial.check(node.get("key")?.as_deref() == Some("holder"), "the key is gone");
     Ok(())

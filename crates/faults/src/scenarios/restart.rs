@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use quorlock_testkit::{Direction, Proxy};
 
-use super::node::{Held, LockMethod, Node};
+use super::node::{Held, LockMethod, Node, PATIENCE};
 use super::trial::{GRANTED_WHILE_HELD, Trial};
 use super::{HOUR_S, MINUTE_S};
+use crate::wait_until;
 
 /// Each write is on the disk, but the keys of the locks have expired when the server loads them.
 pub(super) fn clock_stepped_meanwhile(trial: &mut Trial) -> Result<()> {
@@ -91,7 +92,7 @@ fn start(fsync: &str, max_ttl: Duration) -> Result<Node> {
         // After this SET is synced, the next write is synced up to a second later.
         let before = power.syncs();
         let _: String = node.call(&["SET", "other", "value"])?;
-        node.eventually("the server syncs", |_| Ok(power.syncs() > before))?;
+        wait_until(PATIENCE, "the server syncs", || Ok(power.syncs() > before))?;
     }
     Ok(node)
 }
@@ -109,7 +110,7 @@ pub(super) fn not_yet_replicated(trial: &mut Trial) -> Result<()> {
     let port = network.port().to_string();
     let _: String = replica.call(&["REPLICAOF", "127.0.0.1", &port])?;
     let _: String = primary.call(&["SET", "replicated", "value"])?;
-    replica.eventually("the replica is in step", |replica| replica.exists("replicated"))?;
+    wait_until(PATIENCE, "the replica is in step", || replica.exists("replicated"))?;
 
     network.hold(Direction::ToClient);
     let held = primary.acquire("key", "holder", max_ttl)?.granted()?;

@@ -31,7 +31,7 @@ pub use self::clients::Record;
 use self::clients::RunState;
 pub use self::outcome::{Counts, Outcome};
 use crate::history::{Mode, now};
-use crate::{Protected, result_of};
+use crate::{Protected, result_of, wait_until};
 
 const NODES: usize = 5;
 /// Number of proxies in front of each node: one per network.
@@ -175,11 +175,9 @@ fn run_course(
 ) -> Result<()> {
     let shows_harm = || plan.protected == Protected::No && outcome::has_harm(plan, state);
     if plan.is_orderly() {
-        let started = Instant::now();
-        while state.record().holds.len() < AT_WORK && !shows_harm() {
-            ensure!(started.elapsed() < LIMIT, "the clients are not at work");
-            thread::sleep(CHECK_INTERVAL);
-        }
+        wait_until(LIMIT, "the clients are at work", || {
+            Ok(state.record().holds.len() >= AT_WORK || shows_harm())
+        })?;
         // The first waits also open wait connections.
         state.record().waits.clear();
     }
@@ -228,11 +226,7 @@ fn stop_each(fleet: &mut Fleet, plan: Plan, accident: Accident, state: &RunState
         ensure!(node.inject(accident, 0)?, "the accident was not injected");
         let without = count_in_part();
         node.recover(accident, 0)?;
-        let recovered = Instant::now();
-        while !votes(&node.server)? {
-            ensure!(recovered.elapsed() < LIMIT, "a node does not vote again");
-            thread::sleep(CHECK_INTERVAL);
-        }
+        wait_until(LIMIT, "a node votes again", || votes(&node.server))?;
         let mut record = state.record();
         record.accidents.add(accident.name(), 1);
         record.without_one.push(ratio(without, before));
