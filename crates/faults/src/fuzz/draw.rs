@@ -20,8 +20,7 @@ struct Draw<'a> {
     allows_near: bool,
 }
 
-/// The commands, with a name in braces for each word that is drawn, and how often each is drawn, per
-/// mille.
+/// How often each command is drawn, per mille. A name in braces stands for a word that is drawn.
 const LOCK_COMMANDS: [(u32, &str); 16] = [
     (175, "LOCK.ACQUIRE {key} {any token} {ttl}{wait}{fence}{owner}"),
     (117, "LOCK.ACQUIRE {key} {any token} {ttl} SHARED{wait}{fence}{owner}"),
