@@ -128,8 +128,9 @@ impl Episode {
         self.model.server.keys.is_paused = true;
         self.check_none_passed(&deadlines, 5000)?;
         if let Some(command) = ends_wait {
-            let replies = self.control.call_all(&[self.sent(&command)])?;
-            self.execute_now(&Packet::one(0, command), replies)?;
+            self.control.send(&[self.sent(&command)])?;
+            let (reply, now) = (self.control.receive()?, self.now());
+            self.execute_all((now, now), &Packet::one(0, command), &[Some(reply)])?;
         }
         if let Some(client) = disconnects {
             self.reconnect(client)?;
@@ -163,16 +164,10 @@ impl Episode {
         self.expect_ok("CLIENT UNPAUSE")?;
         self.model.server.keys.is_paused = false;
         if let Some(packet) = postponed {
-            let replies = vec![self.clients[packet.client].receive()?];
-            self.execute_now(&packet, replies)?;
+            let (reply, now) = (self.clients[packet.client].receive()?, self.now());
+            self.execute_all((now, now), &packet, &[Some(reply)])?;
         }
         self.settle(TOLERANCE_MS)
-    }
-
-    fn execute_now(&mut self, packet: &Packet, replies: Vec<Value>) -> Outcome {
-        let now = self.now();
-        let replies: Vec<_> = replies.into_iter().map(Some).collect();
-        self.execute_all((now, now), packet, &replies)
     }
 
     fn restart(&mut self) -> Outcome {

@@ -10,6 +10,7 @@ use rand::rngs::StdRng;
 use redis::Value;
 
 use super::command::{Command, LATE_MS, Packet, Step, TOKENS, Wrap, places};
+use super::draw;
 use super::model::{Answer, CLIENTS, Flavor, Limits, Model};
 use super::view::{Expected, Offsets, View, compare};
 use super::wire::{Wire, Words, time_us, words};
@@ -168,15 +169,10 @@ impl Episode {
     }
 
     /// Takes at most `limit` steps.
-    pub(super) fn run(
-        &mut self,
-        limit: u64,
-        draw: impl Fn(&mut Self) -> Step,
-        progress: &mut dyn FnMut(u64, String),
-    ) -> Outcome {
+    pub(super) fn run(&mut self, limit: u64, mut progress: impl FnMut(u64, String)) -> Outcome {
         for step in 1..=limit.min(self.config.steps) {
             self.wait_for_quiet(GUARD_US)?;
-            let drawn = draw(self);
+            let drawn = draw::step(self);
             let kind = drawn.kind();
             self.take(drawn)?;
             if step % 8 == 0 {

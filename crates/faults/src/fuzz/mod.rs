@@ -70,7 +70,7 @@ pub fn run(plan: Plan, mut progress: impl FnMut(&Report)) -> Result<Report> {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut episode = Episode::start(Config::draw(&mut rng), rng)?;
         report.episodes += 1;
-        let ended = episode.run(plan.steps - steps_before, draw::step, &mut |steps, kind| {
+        let ended = episode.run(plan.steps - steps_before, |steps, kind| {
             report.steps = steps_before + steps;
             *report.kinds.entry(kind).or_default() += 1;
             progress(&report);

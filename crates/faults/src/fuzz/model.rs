@@ -344,10 +344,10 @@ impl Model {
             }
             ["COPY", from, to, "DB", to_db, ref options @ ..] => {
                 let replaces = options.contains(&"REPLACE");
-                self.transfer(now, at(from), (number(to_db), key(to)), replaces, true)
+                self.transfer(now, (at(from), (number(to_db), key(to))), replaces, true)
             }
             ["MOVE", name, to_db] => {
-                self.transfer(now, at(name), (number(to_db), key(name)), false, false)
+                self.transfer(now, (at(name), (number(to_db), key(name))), false, false)
             }
             ["RESTORE", name, ms, value, ref options @ ..] => {
                 if !options.contains(&"REPLACE") && self.get(at(name)).is_some() {
@@ -388,8 +388,7 @@ impl Model {
     fn transfer(
         &mut self,
         now: Now,
-        from: Place,
-        to: Place,
+        (from, to): (Place, Place),
         replaces: bool,
         keeps: bool,
     ) -> Expected {

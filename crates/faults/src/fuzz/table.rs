@@ -105,14 +105,6 @@ impl Line {
         }
         Self { text, event, answers: expected }
     }
-
-    /// The number of commands, each of which has an answer.
-    pub(super) fn replies(&self) -> usize {
-        match &self.event {
-            Event::Taken(Step::Packet(packet)) => packet.commands.len(),
-            _ => 0,
-        }
-    }
 }
 
 impl Event {

@@ -124,18 +124,16 @@ pub(super) fn fields(place: Place, inspected: &Inspected) -> Vec<(&'static str, 
         ]),
         Holder::Lease { owners, holders, fence, ttl_ms, held_ms, mode, keys, revoked } => {
             let labels: Vec<_> = owners.iter().map(label).collect();
+            let owner = match &labels[..] {
+                [owner] if *holders == 1 => Expected::Is(owner.clone()),
+                _ => Expected::Is(Value::Array(labels)),
+            };
             let is_shared = *mode == Mode::Shared;
             let (places, fence, mode) = (vec![place], fence.get(), *mode);
             fields.extend([
                 ("mode", Expected::text(if is_shared { b"shared" } else { b"exclusive" })),
                 ("holders", Expected::int(*holders)),
-                (
-                    "owner",
-                    match &labels[..] {
-                        [owner] if *holders == 1 => Expected::Is(owner.clone()),
-                        _ => Expected::Is(Value::Array(labels)),
-                    },
-                ),
+                ("owner", owner),
                 ("fence", Expected::Fence { places, fence, mode }),
                 ("ttl", Expected::Near(*ttl_ms)),
                 ("held", Expected::Near(*held_ms)),
