@@ -97,13 +97,13 @@ impl Claim {
 fn step<T: Target>(line: &Line, target: &mut T, fences: &mut Fences) -> Outcome<Option<String>> {
     let now = target.now();
     let mut taken = match &line.event {
-        Event::Key { place, holds } => {
-            let shown = shown_value(target.model().get(*place), now);
-            return Ok((!has_fields(holds, &shown, T::LATE_MS + 1)).then_some(shown));
-        }
-        Event::Stats { figures } => {
-            let shown = shown_figures(target.model());
-            return Ok((!has_fields(figures, &shown, 0)).then_some(shown));
+        Event::Fields(place, fields) => {
+            let shown = match place {
+                Some(place) => shown_value(target.model().get(*place), now),
+                None => shown_figures(target.model()),
+            };
+            // An expiry is a whole number of milliseconds.
+            return Ok((!has_fields(fields, &shown, T::LATE_MS + 1)).then_some(shown));
         }
         Event::Taken(step) => step.clone(),
     };

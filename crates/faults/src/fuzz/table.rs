@@ -52,8 +52,8 @@ pub(super) struct Line {
 #[derive(Clone, Debug)]
 pub(super) enum Event {
     Taken(Step),
-    Key { place: Place, holds: &'static str },
-    Stats { figures: &'static str },
+    /// The fields of a key, or of `INFO lock`.
+    Fields(Option<Place>, &'static str),
 }
 
 /// A text with the number of its database before it: `[1] LOCK.INSPECT alpha`. Without it, 0.
@@ -126,7 +126,7 @@ impl Event {
         }
         let words: Vec<_> = rest.split_whitespace().collect();
         Self::Taken(match (head, &words[..]) {
-            ("stats", _) => return Self::Stats { figures: rest },
+            ("stats", _) => return Self::Fields(None, rest),
             ("", ["pass", ms]) => Step::Pass { ms: number(ms) },
             ("", ["clock", ms]) => Step::MoveClock { ms: number(ms) },
             ("", ["disconnect", waiter]) => Step::Disconnect { client: client(waiter) },
@@ -136,7 +136,7 @@ impl Event {
             ("", _) => panic!("{step:?} is no step"),
             _ => {
                 let (db, name) = with_db(head);
-                return Self::Key { place: (db, key(name)), holds: rest };
+                return Self::Fields(Some((db, key(name))), rest);
             }
         })
     }

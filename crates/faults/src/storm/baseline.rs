@@ -31,7 +31,7 @@ if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then
 end
 return redis.call('ZADD', KEYS[1], now_ms + ARGV[3], ARGV[1])";
 
-/// Runs clients until `state.stop` is set.
+/// Runs clients until the storm is over.
 pub(super) fn run(plan: Plan, urls: &[String], state: &RunState) -> Result<()> {
     thread::scope(|scope| {
         let clients: Vec<_> = (0..)

@@ -1,4 +1,3 @@
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,14 +18,13 @@ const NODE_TIMEOUT: Duration = Duration::from_millis(100);
 const ORDERLY_WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
-pub(super) struct RunState {
-    record: Mutex<Record>,
-    pub(super) stop: AtomicBool,
-}
+pub(super) struct RunState(Mutex<Record>);
 
 /// What happened to the nodes, and what the clients saw.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
+    /// Whether the clients have to stop.
+    pub(super) is_over: bool,
     /// When the accidents began, by the clock of [`now`].
     pub(super) began: Duration,
     pub accidents: Counts,
@@ -44,11 +42,11 @@ pub struct Record {
 
 impl RunState {
     pub(super) fn record(&self) -> MutexGuard<'_, Record> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.record().is_over
     }
 }
 
@@ -114,7 +112,7 @@ pub(super) fn random_of(seed: u64, client: u32) -> StdRng {
     StdRng::seed_from_u64(seed ^ (u64::from(client) + 1) << 32)
 }
 
-/// Runs each group of clients in one network until `state.stop` is set. Then waits until all locks
+/// Runs each group of clients in one network until the storm is over. Then waits until all locks
 /// have ended, also those whose release was not confirmed, except those of dead clients.
 pub(super) fn run(plan: Plan, networks: &[Vec<String>], state: &Arc<RunState>) -> Result<()> {
     let runtime = runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

@@ -17,7 +17,6 @@ mod clients;
 mod outcome;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -138,7 +137,7 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Outcome>
         }
     });
     let ended = run_course(&mut fleet, plan, &state, progress).map(|()| now());
-    state.stop.store(true, Ordering::Relaxed);
+    state.record().is_over = true;
     result_of(clients.join()).context("clients")?;
     let record = std::mem::take(&mut *state.record());
     Ok(Outcome::new(plan, record, ended?))
