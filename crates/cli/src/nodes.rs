@@ -196,7 +196,8 @@ impl NodeArgs {
     fn named_nodes<'a>(&self, files: &'a [Loaded]) -> anyhow::Result<NamedNodes<'a>> {
         const OPTION: &str = "--nodes";
         let option = self.nodes.clone().map(|texts| (OPTION.to_owned(), texts, None));
-        let variable = variable(NODES_VARIABLE)?.map(|text| {
+        let variable = if option.is_some() { None } else { variable(NODES_VARIABLE)? };
+        let variable = variable.map(|text| {
             (NODES_VARIABLE.to_owned(), text.split(',').map(str::to_owned).collect(), None)
         });
         let of_files = files.iter().map(|loaded| {

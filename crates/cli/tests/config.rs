@@ -347,3 +347,16 @@ fn watchdog_and_each_subcommand_use_the_certificates() {
     assert_error(&output, 122, "is voting after 1s");
     assert_eq!(stdout(&output), format!("127.0.0.1 {}\n", nodes.ports[0].number()));
 }
+
+#[test]
+fn watchdog_releases_the_lock_with_the_password_of_a_file() {
+    let folder = Folder::new(with_password());
+    folder.write("password", PASSWORD);
+    folder.write_config("f.toml", CREDENTIALS);
+    let line = "export QUORLOCK_CONFIG=f.toml
+        quorlock run k --ttl 60s -- sh -c 'touch held; exec sleep 60' 2>/dev/null &
+        until [ -e held ]; do sleep 0.01; done
+        kill -9 $!
+        exec quorlock run k --wait 15s -- true";
+    folder.check(&[(line, 0, "")]);
+}

@@ -403,3 +403,15 @@ fn shell_command_gets_its_key_its_ttl_and_a_fence_that_grows() {
         last = fence.unwrap();
     }
 }
+
+#[test]
+fn refused_run_says_who_holds_the_lock_and_since_when() {
+    let nodes = Nodes::start(3);
+    let holder = Holder::start(&nodes, &["--owner", "web-3"]);
+    // On a busy machine, the nodes may say it too late.
+    eventually(PATIENCE, "the holder is named", || {
+        let output = run_script(&nodes, &["-n"], "true").output().unwrap();
+        stderr(&output).contains("another client holds the lock: web-3, since ")
+    });
+    holder.release();
+}

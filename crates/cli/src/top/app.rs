@@ -154,6 +154,10 @@ impl App {
             KeyCode::Char('c') if is_control => return Action::Quit,
             KeyCode::Char('z') if is_control => return Action::Suspend,
             KeyCode::Char('l') if is_control => return Action::Reset,
+            // What some terminals send for Backspace.
+            KeyCode::Char('h') if is_control && self.is_typing => {
+                self.type_filter(KeyCode::Backspace);
+            }
             KeyCode::Char(_) if is_control => {}
             code if self.is_typing => self.type_filter(code),
             KeyCode::Char('q') => return Action::Quit,

@@ -103,7 +103,7 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
             event = events.recv() => match event {
                 Some(Event::Key(key)) => app.handle(key),
                 Some(_) => Action::Draw,
-                // The terminal is gone.
+                // The terminal cannot be read.
                 None => Action::Quit,
             },
             moment = moments.recv() => match moment {

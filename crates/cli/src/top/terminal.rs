@@ -94,7 +94,7 @@ fn leave() {
     }
 }
 
-/// Returns a channel of key presses and new sizes. It is closed when the terminal is gone.
+/// Returns a channel of key presses and new sizes. It is closed when the terminal cannot be read.
 pub(super) fn events() -> Receiver<Event> {
     let (sender, receiver) = mpsc::channel(EVENTS_MAX);
     thread::spawn(move || {
