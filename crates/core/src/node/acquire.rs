@@ -123,8 +123,11 @@ impl Node {
         if self.queues.waiters() == 0 {
             return PerKey::new();
         }
-        let named = acquire.keys.iter().zip(hashes).map(|(key, &hash)| (hash, key.as_ref()));
-        self.queues.waiters_with(acquire.token.as_ref(), acquire.db, named)
+        let waiter_of = |(key, &hash): (&N, &u64)| {
+            let queue = self.queues.find(hash, acquire.db, key.as_ref())?;
+            self.queues.waiter_with(queue, acquire.token.as_ref())
+        };
+        acquire.keys.iter().zip(hashes).map(waiter_of).collect()
     }
 
     /// Removes the token's waiter from its queues, because the token is granted one of these keys.
@@ -268,7 +271,7 @@ impl Node {
     ) -> Fence {
         let largest = keys.fold(Fence::of_wall_us(now.wall_us), |largest, (hash, key)| {
             let queue = self.queues.find(hash, db, key);
-            let in_line = queue.map(|queue| self.queues.largest_ticket(queue));
+            let in_line = queue.map(|queue| self.queues.largest_other(queue, &[]));
             largest.max(self.fences.last(hash)).max(in_line.unwrap_or_default())
         });
         largest.next()

@@ -164,7 +164,7 @@ impl Node {
     /// Removes a waiter, or its pending refusal. Returns false if the waiter has its answer.
     fn cancel(&mut self, blocked_id: BlockedId) -> bool {
         let Some(place) = self.queues.by_blocked_id(blocked_id) else {
-            return self.queues.forget_dismissed(blocked_id);
+            return self.queues.dismissed.remove(&blocked_id);
         };
         self.queues.remove(place);
         true

@@ -142,14 +142,8 @@ mod tests {
     }
 
     #[test]
-    fn patterns_follow_the_rules_of_scan() {
+    fn classes_and_escapes_follow_the_rules_of_scan() {
         for (pattern, key) in [
-            ("*", ""),
-            ("*", "orders/42"),
-            ("orders/*", "orders/42"),
-            ("*/42", "orders/42"),
-            ("o*s/*2", "orders/42"),
-            ("o**s/??", "orders/42"),
             ("order[a-z]/4[0-9]", "orders/42"),
             ("order[z-a]/*", "orders/42"),
             ("[^x]rders*", "orders/42"),
@@ -159,21 +153,12 @@ mod tests {
             ("[a-]", "^"),
             ("a[b", "ab"),
             ("a\\", "a\\"),
-            ("", ""),
         ] {
             assert!(matches(pattern, key), "{pattern} {key}");
         }
-        for (pattern, key) in [
-            ("", "a"),
-            ("?", ""),
-            ("orders", "orders/42"),
-            ("orders/*", "order/42"),
-            ("*x*", "orders"),
-            ("[^o]*", "orders"),
-            ("[]o]", "o"),
-            ("\\*", "a"),
-            ("ORDERS", "orders"),
-        ] {
+        for (pattern, key) in
+            [("[^o]*", "orders"), ("[]o]", "o"), ("\\*", "a"), ("ORDERS", "orders")]
+        {
             assert!(!matches(pattern, key), "{pattern} {key}");
         }
     }
@@ -187,7 +172,7 @@ mod tests {
         assert!(Pattern::new("?".repeat(PATTERN_BYTES_MAX + 1).as_bytes()).is_none());
     }
 
-    /// Matches a pattern without classes by trying every split.
+    /// Matches a pattern without classes and escapes by trying every split.
     fn matches_slowly(pattern: &[u8], key: &[u8]) -> bool {
         match (pattern, key) {
             ([], _) => key.is_empty(),

@@ -39,10 +39,6 @@ struct Group {
     first: u32,
     last: u32,
     len: u32,
-    /// The lease of the key.
-    lease: u32,
-    /// The earliest deadline of a holder; `None` once the node knows that the last one has passed.
-    first_end: Option<Monotonic>,
     /// The lowest fence of a holder that joins: above the fences of all earlier exclusive locks.
     floor: Fence,
     /// The largest fence of a holder so far.
@@ -64,8 +60,6 @@ pub(super) struct Holders {
     deadlines: BTreeSet<(u32, Monotonic, u32)>,
     /// The group, the ticket and the slot of each holder.
     tickets: BTreeSet<(u32, Fence, u32)>,
-    /// The [first end](Group::first_end) of each group.
-    first_ends: BTreeSet<(Monotonic, u32)>,
     /// Groups whose locks have ended, and whose holders are not removed yet.
     ended: Vec<u32>,
     /// The number of holders in groups that have not ended.
@@ -74,15 +68,6 @@ pub(super) struct Holders {
 
 /// Means no holder, or no group.
 pub(super) const NONE: u32 = u32::MAX;
-
-/// What [`Holders::next_ended`] found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
-    /// The deadline of a holder has passed, and another holder of this lease has time left.
-    Holder { lease: u32, holder: u32 },
-    /// The deadlines of all holders of a lease have passed, so that the lease itself ends.
-    All,
-}
 
 impl SharedHolder {
     pub(super) fn deadline(&self) -> Monotonic {
@@ -103,7 +88,6 @@ impl Holders {
             by_token: HashIndex::new(shards),
             deadlines: BTreeSet::new(),
             tickets: BTreeSet::new(),
-            first_ends: BTreeSet::new(),
             ended: Vec::new(),
             live: 0,
         }
@@ -124,10 +108,8 @@ impl Holders {
     }
 
     /// Opens a group for the first holder of a key.
-    pub(super) fn open(&mut self, lease: u32, floor: Fence) -> u32 {
-        let (first, last) = (NONE, NONE);
-        let first_end = None;
-        self.groups.insert(Group { first, last, len: 0, lease, first_end, floor, highest: floor })
+    pub(super) fn open(&mut self, floor: Fence) -> u32 {
+        self.groups.insert(Group { first: NONE, last: NONE, len: 0, floor, highest: floor })
     }
 
     pub(super) fn floor(&self, group: u32) -> Fence {
@@ -185,7 +167,7 @@ impl Holders {
     }
 
     /// Adds a holder. No other holder of the group may have its token.
-    pub(super) fn insert(&mut self, group: u32, new: NewHolder) -> u32 {
+    pub(super) fn insert(&mut self, group: u32, new: NewHolder) {
         let NewHolder { token, owner, fence, ticket, granted, deadline } = new;
         debug_assert!(self.find(group, &token).is_none(), "a token holds a key once");
         let hash = self.hash(group, &token);
@@ -206,16 +188,12 @@ impl Holders {
         self.by_token.insert(hash, slot);
         self.deadlines.insert((group, deadline, slot));
         self.tickets.insert((group, ticket, slot));
-        self.follow_first_end(group);
-        slot
     }
 
     /// Removes a holder of a group that has not ended.
     pub(super) fn remove(&mut self, holder: u32) {
         self.live -= 1;
-        let group = self.items[holder].group;
         self.unlink(holder);
-        self.follow_first_end(group);
     }
 
     fn unlink(&mut self, slot: u32) {
@@ -241,43 +219,6 @@ impl Holders {
         let group = holder.group;
         self.deadlines.remove(&(group, old, slot));
         self.deadlines.insert((group, deadline, slot));
-        self.follow_first_end(group);
-    }
-
-    fn follow_first_end(&mut self, group: u32) {
-        let first_end = self.first_end(group).map(|(at, _)| at);
-        self.set_first_end(group, first_end);
-    }
-
-    fn set_first_end(&mut self, group: u32, first_end: Option<Monotonic>) {
-        let old = std::mem::replace(&mut self.groups[group].first_end, first_end);
-        if old == first_end {
-            return;
-        }
-        if let Some(old) = old {
-            self.first_ends.remove(&(old, group));
-        }
-        if let Some(first_end) = first_end {
-            self.first_ends.insert((first_end, group));
-        }
-    }
-
-    /// The next holder whose deadline has passed.
-    pub(super) fn next_ended(&mut self, now: Monotonic) -> Option<Ended> {
-        let &(at, group) = self.first_ends.first().filter(|(at, _)| *at <= now)?;
-        debug_assert!(self.first_end(group).is_some_and(|(first, _)| first == at));
-        let has_time_left = self.last_end(group).is_some_and(|last| now < last);
-        let first = self.first_end(group).filter(|_| has_time_left);
-        let Some((_, holder)) = first else {
-            self.set_first_end(group, None);
-            return Some(Ended::All);
-        };
-        Some(Ended::Holder { lease: self.groups[group].lease, holder })
-    }
-
-    /// When to call [`Self::next_ended`] next.
-    pub(super) fn next_end_at(&self) -> Option<Monotonic> {
-        self.first_ends.first().map(|&(at, _)| at)
     }
 
     /// Replaces the token of a holder. No other holder of the group may have the new one.
@@ -290,7 +231,7 @@ impl Holders {
     }
 
     /// The earliest deadline of a holder, and the slot of that holder.
-    fn first_end(&self, group: u32) -> Option<(Monotonic, u32)> {
+    pub(super) fn first_end(&self, group: u32) -> Option<(Monotonic, u32)> {
         let from = (group, Monotonic::default(), 0);
         let (of, at, holder) = self.deadlines.range(from..).next().copied()?;
         (of == group).then_some((at, holder))
@@ -322,7 +263,6 @@ impl Holders {
     pub(super) fn end(&mut self, group: u32) -> u32 {
         let holders = self.groups[group].len;
         self.live -= holders as usize;
-        self.set_first_end(group, None);
         if holders == 0 {
             self.groups.remove(group);
         } else {
@@ -368,7 +308,7 @@ mod tests {
     #[test]
     fn ends_of_a_group_do_not_depend_on_other_groups() {
         let mut holders = Holders::new(7, 4);
-        let groups: Vec<_> = (0..3).map(|lease| holders.open(lease, Fence::ZERO)).collect();
+        let groups: Vec<_> = (0..3).map(|_| holders.open(Fence::ZERO)).collect();
         for (n, &group) in (0..).zip(&groups) {
             for end in [30, 10, 20] {
                 holders.insert(group, holder(n * 100 + end, u64::from(n * 100 + end)));
@@ -392,7 +332,7 @@ mod tests {
     #[test]
     fn sweep_removes_all_holders_of_an_ended_lock_in_steps() {
         let mut holders = Holders::new(7, 4);
-        let group = holders.open(0, Fence::ZERO);
+        let group = holders.open(Fence::ZERO);
         for n in 0..1000 {
             holders.insert(group, holder(n, 1));
         }
@@ -404,7 +344,6 @@ mod tests {
         }
         assert_eq!(steps, 1000, "a step removes one holder");
         assert!(holders.items.is_empty() && holders.groups.is_empty());
-        assert!(holders.deadlines.is_empty() && holders.first_ends.is_empty());
-        assert!(holders.tickets.is_empty());
+        assert!(holders.deadlines.is_empty() && holders.tickets.is_empty());
     }
 }

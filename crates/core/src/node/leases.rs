@@ -6,11 +6,11 @@ use std::hash::BuildHasher;
 use foldhash::fast::FixedState;
 
 use super::chunks::{Chunks, Next};
-use super::holders::{self, Holders, NONE, NewHolder};
+use super::holders::{Holders, NONE, NewHolder};
 use super::index::HashIndex;
 use super::node::PerKey;
 use super::rank::later_ticket;
-use super::wheel::{Link, Step, Timed, Wheel};
+use super::wheel::{Link, Step, Wheel};
 use super::{Key, Monotonic, Token};
 use crate::Fence;
 
@@ -25,8 +25,8 @@ pub(super) struct Lease {
     pub(super) ticket: Fence,
     pub(super) deadline: Monotonic,
     pub(super) granted: Monotonic,
-    /// When the lease needs attention: at its deadline, or earlier for its mirror.
-    attend_at: Monotonic,
+    /// When the lease needs attention: at its deadline, or earlier for its mirror or for a holder.
+    pub(super) attend_at: Monotonic,
     hash: u64,
     pub(super) db: u32,
     /// The epoch of the grant: see [`Leases::end_all`].
@@ -35,7 +35,7 @@ pub(super) struct Lease {
     next_key: u32,
     /// The [holders](Holders) of a shared lock; `NONE` for an exclusive one.
     group: u32,
-    link: Link,
+    pub(super) link: Link,
     mirror: MirrorState,
     /// The value of the mirror of a revoked lock; `None` unless an operator revoked the lock.
     revoked: Option<Box<Token>>,
@@ -99,16 +99,6 @@ impl Lease {
     /// Whether the lease ended with the lease of another key, before its own deadline.
     pub(super) fn ended_with_another(&self) -> bool {
         self.deadline == ENDED
-    }
-}
-
-impl Timed for Lease {
-    fn at(&self) -> Monotonic {
-        self.attend_at
-    }
-
-    fn link(&mut self) -> &mut Link {
-        &mut self.link
     }
 }
 
@@ -283,7 +273,7 @@ impl Leases {
     /// From now on its mirror holds `value`, which no client knows.
     pub(super) fn share(&mut self, slot: u32, value: &[u8], floor: Fence, holder: NewHolder) {
         debug_assert!(self.items[slot].next_key == slot, "a shared lock has one key");
-        let group = self.holders.open(slot, floor);
+        let group = self.holders.open(floor);
         self.holders.insert(group, holder);
         let lease = &mut self.items[slot];
         lease.token = Token::from_slice(value);
@@ -318,29 +308,28 @@ impl Leases {
         &mut self.holders
     }
 
-    /// Sets the deadline to the latest deadline of a holder.
+    /// Sets the deadline to the latest deadline of a holder. The lease needs attention at the
+    /// earliest one.
     fn follow_holders(&mut self, slot: u32) {
         let lease = &mut self.items[slot];
         if let Some(deadline) = self.holders.last_end(lease.group) {
             lease.deadline = deadline;
         }
-        let at = match lease.mirror {
-            MirrorState::Written => lease.deadline,
-            _ => lease.deadline.min(lease.attend_at),
-        };
-        self.attend(slot, at);
+        let planned = (lease.mirror != MirrorState::Written).then_some(lease.attend_at);
+        let first_end = self.first_end(slot);
+        self.attend(slot, planned.map_or(first_end, |at| at.min(first_end)));
     }
 
-    /// Removes one holder whose deadline has passed from a shared lock that others still hold.
-    /// Returns the number of removed holders; `None` if no deadline has passed.
-    pub(super) fn end_next_holder(&mut self, now: Monotonic) -> Option<u64> {
-        match self.holders.next_ended(now)? {
-            holders::Ended::Holder { lease, holder } => {
-                self.leave(lease, holder);
-                Some(1)
-            }
-            holders::Ended::All => Some(0),
-        }
+    /// When the first holder of a shared lock ends. An exclusive lock has one holder.
+    fn first_end(&self, slot: u32) -> Monotonic {
+        let first_end = self.group(slot).and_then(|group| self.holders.first_end(group));
+        first_end.map_or(self.items[slot].deadline, |(at, _)| at)
+    }
+
+    /// A holder whose deadline has passed, if others still share the lock.
+    pub(super) fn ended_holder(&self, slot: u32, now: Monotonic) -> Option<u32> {
+        let group = self.group(slot).filter(|_| now < self.items[slot].deadline)?;
+        self.holders.first_end(group).filter(|(at, _)| *at <= now).map(|(_, holder)| holder)
     }
 
     /// Ends the holders of a shared lock that ends, and returns how many there were; `None` for an
@@ -414,14 +403,14 @@ impl Leases {
         }
     }
 
-    /// Records the mirror state. Plans a check at `attend_at`, or at the deadline if earlier.
+    /// Records the mirror state. Plans a check at `attend_at`, or at the first end if earlier.
     /// `Monotonic::default()` means at once.
     pub(super) fn set_mirror(&mut self, slot: u32, mirror: MirrorState, attend_at: Monotonic) {
         let lease = &mut self.items[slot];
         self.unmirrored -= usize::from(lease.mirror.is_unmirrored());
         lease.mirror = mirror;
         self.unmirrored += usize::from(mirror.is_unmirrored());
-        let at = attend_at.min(lease.deadline);
+        let at = attend_at.min(self.first_end(slot));
         self.attend(slot, at);
     }
 
@@ -468,12 +457,12 @@ impl Leases {
         self.wheel.step(&mut self.items, now)
     }
 
-    /// When to call [`Self::step`], [`Self::end_next_holder`] or a sweep next.
+    /// When to call [`Self::step`] or a sweep next.
     pub(super) fn next_step_at(&self) -> Option<Monotonic> {
         if self.is_sweeping() || self.is_doubting() {
             return Some(Monotonic::default());
         }
-        [self.wheel.next_step_at(), self.holders.next_end_at()].into_iter().flatten().min()
+        self.wheel.next_step_at()
     }
 
     /// Ends all leases of one database, or of every database, on behalf of an operator.
@@ -542,18 +531,75 @@ impl MirrorState {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
     use super::*;
+
+    fn insert(leases: &mut Leases, key: u32, at_us: u64) -> u32 {
+        let (key, token, at) = (key.to_le_bytes(), b"t", Monotonic::from_us(at_us));
+        let hash = leases.hash(0, &key);
+        let (owner, fence, ticket) = (None, Fence::ZERO, Fence::ZERO);
+        let new = NewLock { db: 0, token, owner, fence, ticket, granted: at, deadline: at };
+        leases.insert(&[hash], std::iter::once(&key[..]), &new)
+    }
+
+    /// Removes and returns all due leases.
+    fn due(leases: &mut Leases, now: Monotonic) -> BTreeSet<u32> {
+        let mut due = BTreeSet::new();
+        loop {
+            match leases.step(now) {
+                Step::Due(slot) => {
+                    leases.remove(slot);
+                    due.insert(slot);
+                }
+                Step::Sorted => {}
+                Step::Idle => return due,
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn lease_is_due_exactly_when_its_time_has_come(
+            actions in prop::collection::vec((0..5_u32, 0..1_u64 << 40, 0..1_u64 << 36), 1..200),
+        ) {
+            let (mut leases, mut keys) = (Leases::new(7, 4), 0..);
+            let mut model: BTreeSet<(u64, u32)> = BTreeSet::new();
+            let mut now_us = 0_u64;
+            for (action, ahead_us, passed_us) in actions {
+                let ahead_us = ahead_us >> (ahead_us % 40);
+                match action {
+                    0..=2 => {
+                        let at = now_us + ahead_us;
+                        model.insert((at, insert(&mut leases, keys.next().expect("endless"), at)));
+                    }
+                    3 => if let Some(&(at, slot)) = model.iter().nth(ahead_us as usize % (model.len() + 1)) {
+                        leases.remove(slot);
+                        model.remove(&(at, slot));
+                    },
+                    _ => {
+                        now_us += passed_us >> (passed_us % 36);
+                        let expected: BTreeSet<_> =
+                            model.iter().filter(|(at, _)| *at <= now_us).map(|&(_, slot)| slot).collect();
+                        prop_assert_eq!(due(&mut leases, Monotonic::from_us(now_us)), expected);
+                        model.retain(|(at, _)| *at > now_us);
+                    }
+                }
+                let soonest = model.first().map(|&(at, _)| at);
+                let next_at = leases.next_step_at().map(Monotonic::us);
+                prop_assert_eq!(soonest.is_some(), next_at.is_some());
+                prop_assert!(next_at <= soonest, "the wheel wakes no later than its first lease");
+            }
+        }
+    }
 
     #[test]
     fn doubt_after_a_reload_moves_one_lease_at_a_time() {
         let mut leases = Leases::new(7, 4);
-        let at = Monotonic::from_us(1000);
-        for key in 0..1000_u32 {
-            let (key, token) = (key.to_le_bytes(), b"t");
-            let hash = leases.hash(0, &key);
-            let (owner, fence, ticket) = (None, Fence::ZERO, Fence::ZERO);
-            let new = NewLock { db: 0, token, owner, fence, ticket, granted: at, deadline: at };
-            leases.insert(&[hash], std::iter::once(&key[..]), &new);
+        for key in 0..1000 {
+            insert(&mut leases, key, 1000);
         }
         leases.doubt_all_mirrors();
         assert!(leases.lacks_mirrors() && leases.unmirrored == 0, "nothing is moved yet");

@@ -9,7 +9,6 @@ use smallvec::SmallVec;
 use super::chunks::Chunks;
 use super::index::HashIndex;
 use super::mutants::{NodeRule, is_broken};
-use super::node::PerKey;
 use super::rank::Rank;
 use super::turn::Budget;
 use super::{Key, Mode, Monotonic, ShownWaiter};
@@ -130,7 +129,7 @@ pub(super) struct Queues {
     /// The time, the first candidate and the queue of each [`PlannedCheck`].
     checks: BTreeSet<(Monotonic, Option<Rank>, u32)>,
     /// Waiters that have left their queues and need a refusal.
-    dismissed: BTreeSet<BlockedId>,
+    pub(super) dismissed: BTreeSet<BlockedId>,
     /// The index from which [`Queues::sweep`] goes on to plan checks.
     sweep_from: Option<u32>,
 }
@@ -479,11 +478,6 @@ impl Queues {
             || precedes(self.first_keeper(queue, now, budget))
     }
 
-    /// The largest ticket in line for a key.
-    pub(super) fn largest_ticket(&self, queue: u32) -> Fence {
-        self.largest_other(queue, &[])
-    }
-
     /// The largest ticket in line for a key, except that of one token.
     pub(super) fn largest_other(&self, queue: u32, token: &[u8]) -> Fence {
         let Queue { single, several, .. } = &self.items[queue];
@@ -598,34 +592,10 @@ impl Queues {
         })
     }
 
-    /// For each of these keys, the waiter with this token, even after its time-out.
-    pub(super) fn waiters_with<'k>(
-        &self,
-        token: &[u8],
-        db: u32,
-        keys: impl Iterator<Item = (u64, &'k [u8])>,
-    ) -> PerKey<Option<u32>> {
-        keys.map(|(hash, key)| self.waiter_with(self.find(hash, db, key)?, token)).collect()
-    }
-
     /// Removes a waiter from all its queues. A job refuses it.
     pub(super) fn dismiss(&mut self, place: u32) {
         let waiter = self.remove(place);
         self.dismissed.insert(waiter.blocked_id);
-    }
-
-    /// Removes and returns a waiter that has left its queues and needs a refusal.
-    pub(super) fn pop_dismissed(&mut self) -> Option<BlockedId> {
-        self.dismissed.pop_first()
-    }
-
-    /// Drops the refusal of a waiter. Returns false if there was none.
-    pub(super) fn forget_dismissed(&mut self, blocked_id: BlockedId) -> bool {
-        self.dismissed.remove(&blocked_id)
-    }
-
-    pub(super) fn has_dismissed(&self) -> bool {
-        !self.dismissed.is_empty()
     }
 
     /// Plans a check of the key for when the given reason may be over.

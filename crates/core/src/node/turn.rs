@@ -144,7 +144,7 @@ impl Node {
         self.pause_check_at = None;
         if keyspace.writes_are_paused() {
             self.pause_check_at = Some(now.monotonic.plus_us(PAUSE_CHECK_INTERVAL_US));
-            return self.end_next_holder(now, budget);
+            return None;
         }
         if let Some(grant) = self.answers.pop_undelivered() {
             budget.spend(write_units(&grant.key));
@@ -169,8 +169,7 @@ impl Node {
                 budget.for_job(|budget| self.hand_over(now, queue, None, budget, keyspace));
             return Some(Job::HandedOver(handed_over));
         }
-        let job = self.attend(now, budget, keyspace);
-        let job = job.or_else(|| self.end_next_holder(now, budget)).or_else(|| self.sweep(budget));
+        let job = self.attend(now, budget, keyspace).or_else(|| self.sweep(budget));
         if job.is_some() {
             return job;
         }
@@ -196,7 +195,7 @@ impl Node {
         budget: &mut Budget,
         keyspace: &mut K,
     ) -> Option<Job> {
-        let (blocked_id, refusal) = if let Some(blocked_id) = self.queues.pop_dismissed() {
+        let (blocked_id, refusal) = if let Some(blocked_id) = self.queues.dismissed.pop_first() {
             (blocked_id, None)
         } else {
             let (at, place) = self.queues.next_time_out()?;
@@ -240,6 +239,12 @@ impl Node {
             self.end_by_operator(lease);
             return Some(Job::Tidied);
         }
+        if let Some(holder) = self.leases.ended_holder(lease, now.monotonic) {
+            budget.spend(STEP_UNITS);
+            self.stats.ended_by_deadline += 1;
+            self.leases.leave(lease, holder);
+            return Some(Job::Tidied);
+        }
         let is_live = now.monotonic < self.leases.get(lease).deadline;
         if is_live
             && self.leases.get(lease).mirror() == MirrorState::Lost
@@ -271,14 +276,6 @@ impl Node {
             }
             _ => Some(Job::Mirrored),
         }
-    }
-
-    /// Removes one holder whose deadline has passed from a shared lock that others still hold.
-    /// This writes no key, so it goes on while the server must not write.
-    fn end_next_holder(&mut self, now: Now, budget: &mut Budget) -> Option<Job> {
-        self.stats.ended_by_deadline += self.leases.end_next_holder(now.monotonic)?;
-        budget.spend(STEP_UNITS);
-        Some(Job::Tidied)
     }
 
     /// Spends the cost of ending a lease, which also ends the lock on its other keys.
@@ -346,8 +343,8 @@ impl Node {
             return None;
         }
         let at_once = Some(Monotonic::default());
-        let must_refuse =
-            self.queues.has_dismissed() || (self.abstention.is_on() && self.queues.waiters() > 0);
+        let must_refuse = !self.queues.dismissed.is_empty()
+            || (self.abstention.is_on() && self.queues.waiters() > 0);
         let refuse_at =
             if must_refuse { at_once } else { self.queues.next_time_out().map(|(at, _)| at) };
         let write_at = if self.answers.has_work() || self.queues.is_sweeping() {

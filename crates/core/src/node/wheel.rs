@@ -4,6 +4,7 @@
 
 use super::Monotonic;
 use super::chunks::Chunks;
+use super::leases::Lease;
 
 /// A hierarchical timing wheel of leases.
 ///
@@ -48,12 +49,6 @@ impl Default for Link {
     }
 }
 
-/// A lease, as the wheel sees it.
-pub(super) trait Timed {
-    fn at(&self) -> Monotonic;
-    fn link(&mut self) -> &mut Link;
-}
-
 const BITS: u32 = 6;
 const BUCKETS: usize = 1 << BITS;
 /// Enough for 570 years in microseconds.
@@ -82,8 +77,8 @@ pub(super) enum Step {
 }
 
 impl Wheel {
-    pub(super) fn insert<T: Timed>(&mut self, leases: &mut Chunks<T>, slot: u32) {
-        let at_us = leases[slot].at().us();
+    pub(super) fn insert(&mut self, leases: &mut Chunks<Lease>, slot: u32) {
+        let at_us = leases[slot].attend_at.us();
         let (head, previous) = if at_us <= self.cursor_us {
             (&mut self.urgent, URGENT_HEAD)
         } else {
@@ -95,19 +90,19 @@ impl Wheel {
             (&mut heads[bucket], head_sentinel(level, bucket))
         };
         let next = std::mem::replace(head, slot);
-        *leases[slot].link() = Link { previous, next };
+        leases[slot].link = Link { previous, next };
         if next != NONE {
-            leases[next].link().previous = slot;
+            leases[next].link.previous = slot;
         }
     }
 
-    pub(super) fn remove<T: Timed>(&mut self, leases: &mut Chunks<T>, slot: u32) {
-        let Link { previous, next } = std::mem::take(leases[slot].link());
+    pub(super) fn remove(&mut self, leases: &mut Chunks<Lease>, slot: u32) {
+        let Link { previous, next } = std::mem::take(&mut leases[slot].link);
         if next != NONE {
-            leases[next].link().previous = previous;
+            leases[next].link.previous = previous;
         }
         if previous & IS_HEAD == 0 {
-            leases[previous].link().next = next;
+            leases[previous].link.next = next;
             return;
         }
         if previous == URGENT_HEAD {
@@ -123,7 +118,7 @@ impl Wheel {
     }
 
     /// Takes one step towards the first lease that is due by `now`.
-    pub(super) fn step<T: Timed>(&mut self, leases: &mut Chunks<T>, now: Monotonic) -> Step {
+    pub(super) fn step(&mut self, leases: &mut Chunks<Lease>, now: Monotonic) -> Step {
         if self.urgent != NONE {
             return Step::Due(self.urgent);
         }
@@ -188,84 +183,4 @@ const fn shift_of(level: usize) -> u32 {
 
 const fn head_sentinel(level: usize, bucket: usize) -> u32 {
     IS_HEAD | (level * BUCKETS + bucket) as u32
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    struct Entry(u64, Link);
-
-    impl Timed for Entry {
-        fn at(&self) -> Monotonic {
-            Monotonic::from_us(self.0)
-        }
-
-        fn link(&mut self) -> &mut Link {
-            &mut self.1
-        }
-    }
-
-    /// Removes and returns all due leases.
-    fn due(wheel: &mut Wheel, leases: &mut Chunks<Entry>, now: Monotonic) -> Vec<u32> {
-        let mut due = Vec::new();
-        loop {
-            match wheel.step(leases, now) {
-                Step::Due(slot) => {
-                    wheel.remove(leases, slot);
-                    due.push(slot);
-                }
-                Step::Sorted => {}
-                Step::Idle => return due,
-            }
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn lease_is_due_exactly_when_its_time_has_come(
-            actions in prop::collection::vec((0..5_u32, 0..1_u64 << 40, 0..1_u64 << 36), 1..200),
-        ) {
-            let (mut wheel, mut leases) = (Wheel::default(), Chunks::default());
-            let mut model: BTreeSet<(u64, u32)> = BTreeSet::new();
-            let mut now_us = 0_u64;
-            for (action, ahead_us, passed_us) in actions {
-                let ahead_us = ahead_us >> (ahead_us % 40);
-                match action {
-                    0..=2 => {
-                        let at = now_us + ahead_us;
-                        let slot = leases.insert(Entry(at, Link::default()));
-                        wheel.insert(&mut leases, slot);
-                        model.insert((at, slot));
-                    }
-                    3 => if let Some(&(at, slot)) = model.iter().nth(ahead_us as usize % (model.len() + 1)) {
-                        wheel.remove(&mut leases, slot);
-                        leases.remove(slot);
-                        model.remove(&(at, slot));
-                    },
-                    _ => {
-                        now_us += passed_us >> (passed_us % 36);
-                        let slots: BTreeSet<_> = due(&mut wheel, &mut leases, Monotonic::from_us(now_us))
-                            .into_iter()
-                            .collect();
-                        let expected: BTreeSet<_> =
-                            model.iter().filter(|(at, _)| *at <= now_us).map(|&(_, slot)| slot).collect();
-                        prop_assert_eq!(&slots, &expected);
-                        model.retain(|(at, _)| *at > now_us);
-                        for slot in slots {
-                            leases.remove(slot);
-                        }
-                    }
-                }
-                let soonest = model.first().map(|&(at, _)| at);
-                let next_at = wheel.next_step_at().map(Monotonic::us);
-                prop_assert_eq!(soonest.is_some(), next_at.is_some());
-                prop_assert!(next_at <= soonest, "the wheel wakes no later than its first lease");
-            }
-        }
-    }
 }
