@@ -53,19 +53,10 @@ pub struct NodeId(NonZeroU16);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MemberList(Vec<NodeId>);
 
-/// The members of a set: one list, or two during a change.
+/// The members of a set: one list, or two while a member is added or removed: before the change and
+/// after it. Written `OLD>NEW`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Members {
-    /// The set has these members.
-    Settled(MemberList),
-    /// A member is being added or removed. Written `OLD>NEW`.
-    Changing {
-        /// The members before the change.
-        old: MemberList,
-        /// The members after the change: one more or one fewer.
-        new: MemberList,
-    },
-}
+pub struct Members(Vec<MemberList>);
 
 /// The set that one node belongs to: the value of its config `lock.set`.
 ///
@@ -452,7 +443,7 @@ impl FromStr for NodeSet {
         }
         let id = NodeId::parse(id).ok_or_else(|| InvalidSet::Id { id: excerpt(id) })?;
         let members: Members = members.parse()?;
-        if !members.lists().any(|list| list.contains(id)) {
+        if !members.0.iter().any(|list| list.contains(id)) {
             return Err(InvalidSet::NotAMember { id });
         }
         Ok(Self { name: name.to_owned(), id, members })
@@ -466,18 +457,14 @@ impl fmt::Display for NodeSet {
 }
 
 impl Members {
-    /// The list, or both lists of a change, the old one first.
-    pub fn lists(&self) -> impl Iterator<Item = &MemberList> {
-        let (first, second) = match self {
-            Self::Settled(list) => (list, None),
-            Self::Changing { old, new } => (old, Some(new)),
-        };
-        std::iter::once(first).chain(second)
+    /// Whether a member is being added or removed.
+    pub const fn is_changing(&self) -> bool {
+        self.0.len() > 1
     }
 
     /// The list of `nodes` members, at most one: the lists of a change differ in size.
     fn list_of(&self, nodes: usize) -> Option<&MemberList> {
-        self.lists().find(|list| list.0.len() == nodes)
+        self.0.iter().find(|list| list.0.len() == nodes)
     }
 }
 
@@ -485,26 +472,21 @@ impl FromStr for Members {
     type Err = InvalidSet;
 
     fn from_str(text: &str) -> Result<Self, InvalidSet> {
-        let mut lists = text.split('>');
-        let old: MemberList = lists.next().unwrap_or_default().parse()?;
-        let Some(new) = lists.next() else { return Ok(Self::Settled(old)) };
-        if lists.next().is_some() {
-            return Err(InvalidSet::SeveralChanges);
-        }
-        let new: MemberList = new.parse()?;
-        match (new.count_missing_in(&old), old.count_missing_in(&new)) {
-            (1, 0) | (0, 1) => Ok(Self::Changing { old, new }),
-            (added, removed) => Err(InvalidSet::NotOneMember { added, removed }),
+        let lists = text.split('>').map(str::parse).collect::<Result<Vec<MemberList>, _>>()?;
+        match &lists[..] {
+            [_] => Ok(Self(lists)),
+            [old, new] => match (new.count_missing_in(old), old.count_missing_in(new)) {
+                (1, 0) | (0, 1) => Ok(Self(lists)),
+                (added, removed) => Err(InvalidSet::NotOneMember { added, removed }),
+            },
+            _ => Err(InvalidSet::SeveralChanges),
         }
     }
 }
 
 impl fmt::Display for Members {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Settled(list) => list.fmt(f),
-            Self::Changing { old, new } => write!(f, "{old}>{new}"),
-        }
+        f.write_str(&joined(&self.0, ">"))
     }
 }
 
@@ -544,12 +526,12 @@ impl FromStr for MemberList {
 
 impl fmt::Display for MemberList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, id) in self.0.iter().enumerate() {
-            let comma = if index == 0 { "" } else { "," };
-            write!(f, "{comma}{id}")?;
-        }
-        Ok(())
+        f.write_str(&joined(&self.0, ","))
     }
+}
+
+fn joined(items: &[impl ToString], separator: &str) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(separator)
 }
 
 impl NodeId {

@@ -184,16 +184,21 @@ mod tests {
     }
 
     #[test]
-    fn missing_extension_leaves_a_grace_of_a_third_less_the_margin() {
+    fn kill_is_due_before_the_deadline_and_termination_a_grace_before_the_kill() {
         let third_left = before(at(10_000), TTL.duration() / 3);
-        assert_eq!(times(schedule(None), at(0)), (Some(third_left), at(9500)));
-    }
-
-    #[test]
-    fn kill_after_is_the_grace_and_sets_when_the_termination_is_due() {
-        assert_eq!(times(schedule(Some(4000)), at(0)), (Some(at(5500)), at(9500)));
-        assert_eq!(times(schedule(Some(1000)), at(0)), (Some(at(8500)), at(9500)));
-        assert_eq!(times(schedule(Some(0)), at(0)), (None, at(9500)));
+        for (kill_after_ms, polled_from, terminated, killed) in [
+            (None, 0, Some(third_left), 9500),
+            (Some(4000), 0, Some(at(5500)), 9500),
+            (Some(1000), 0, Some(at(8500)), 9500),
+            (Some(0), 0, None, 9500),
+            // A late termination does not delay the kill.
+            (Some(1000), 9000, Some(at(9000)), 9500),
+            (Some(1000), 9500, None, 9500),
+            (None, 60_000, None, 60_000),
+        ] {
+            let times = times(schedule(kill_after_ms), at(polled_from));
+            assert_eq!(times, (terminated, at(killed)), "{kill_after_ms:?} from {polled_from}");
+        }
     }
 
     #[test]
@@ -213,13 +218,6 @@ mod tests {
         assert_eq!(extended.poll(at(16_700)), Some(StopAction::Terminate));
         extended.handle_extended(at(30_000));
         assert_eq!(times(extended, at(16_700)).1, at(19_500));
-    }
-
-    #[test]
-    fn late_termination_does_not_delay_the_kill() {
-        assert_eq!(times(schedule(Some(1000)), at(9000)), (Some(at(9000)), at(9500)));
-        assert_eq!(times(schedule(Some(1000)), at(9500)), (None, at(9500)));
-        assert_eq!(times(schedule(None), at(60_000)), (None, at(60_000)));
     }
 
     #[test]
@@ -323,16 +321,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn kill_is_always_before_the_validity_ends(run in runs()) {
-            let (_, killed, overdue, valid_until) = run.simulate();
+        fn kill_is_before_the_validity_ends_and_at_most_kill_after_later(run in runs()) {
+            let (terminated, killed, overdue, valid_until) = run.simulate();
             prop_assert!(!killed.has_reached(valid_until));
             prop_assert!(!overdue.has_reached(valid_until));
             prop_assert!(!killed.has_reached(overdue), "the kill was overdue");
-        }
-
-        #[test]
-        fn grace_is_never_longer_than_kill_after(run in runs()) {
-            let (terminated, killed, ..) = run.simulate();
             if let (Some(terminated), Some(kill_after)) = (terminated, run.kill_after) {
                 let lateness = run.ttl.duration() / 100;
                 prop_assert!(killed.since(terminated) <= kill_after + lateness);

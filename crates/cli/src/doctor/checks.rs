@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use quorlock_core::Ttl;
 use quorlock_core::client::limits;
-use quorlock_core::node_set::Members;
 
 use crate::fleet::{Facts, Finding, ModuleInfo, NodeReport, Snapshot};
 use crate::output::{short_time, signed_time};
@@ -76,8 +75,7 @@ fn set(snapshot: &Snapshot) -> Option<Finding> {
             "write lock.set \"NAME ID MEMBERS\" into the redis.conf of each node and restart them one at a time",
         ));
     }
-    let changing =
-        sets.into_iter().flatten().find(|set| matches!(set.members(), Members::Changing { .. }))?;
+    let changing = sets.into_iter().flatten().find(|set| set.members().is_changing())?;
     Some(Finding::warning(
         "set-changes",
         format!(
