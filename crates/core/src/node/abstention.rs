@@ -45,7 +45,7 @@ impl fmt::Display for Reason {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Abstention {
     until: Option<(Monotonic, Reason)>,
-    replica: bool,
+    pub(super) is_replica: bool,
 }
 
 impl Abstention {
@@ -57,13 +57,9 @@ impl Abstention {
         }
     }
 
-    pub(super) fn set_replica(&mut self, replica: bool) {
-        self.replica = replica;
-    }
-
     /// See [`Node::abstention`].
     pub(super) fn why(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
-        if self.replica {
+        if self.is_replica {
             return Some((Reason::Replica, None));
         }
         self.until.map(|(until, reason)| (reason, Some(until.ms_since(now))))
@@ -77,11 +73,7 @@ impl Abstention {
 
     /// Whether the node abstains. Stays true until [`Self::end_if_due`] has ended the abstention.
     pub(super) fn is_on(&self) -> bool {
-        self.replica || self.until.is_some()
-    }
-
-    pub(super) fn is_replica(&self) -> bool {
-        self.replica
+        self.is_replica || self.until.is_some()
     }
 
     /// Ends the abstention if its time is over, and returns its reason.

@@ -17,7 +17,7 @@ pub(super) struct Answers {
     /// Clients to unblock at the end of the turn.
     deferred: Vec<BlockedId>,
     /// Locks that were granted to clients that disconnected before they received the answer.
-    undelivered: Vec<Grant>,
+    pub(super) undelivered: Vec<Grant>,
     defer_wakes: bool,
 }
 
@@ -99,18 +99,9 @@ impl Answers {
         }
     }
 
-    pub(super) fn pop_undelivered(&mut self) -> Option<Grant> {
-        self.undelivered.pop()
-    }
-
     /// Whether the node must still unblock a client, or release the lock of a disconnected client.
     pub(super) fn has_work(&self) -> bool {
         !self.deferred.is_empty() || !self.undelivered.is_empty()
-    }
-
-    /// Forgets the locks of disconnected clients, because all leases of the node have ended.
-    pub(super) fn forget_undelivered(&mut self) {
-        self.undelivered.clear();
     }
 }
 

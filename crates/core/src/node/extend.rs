@@ -1,7 +1,7 @@
 //! EXTEND of one key or of several, and the adoption of foreign strings.
 
 use super::key_state::KeyState;
-use super::leases::{Lease, MirrorState, NewLock};
+use super::leases::{MirrorState, NewLock};
 use super::mutants::{NodeRule, is_broken};
 use super::node::PerKey;
 use super::queues::Wants;
@@ -83,7 +83,7 @@ impl Node {
             (Some(first), Some(last))
                 if !foreign && in_order && self.leases.next_key(last) == first =>
             {
-                self.extend_lease(now, first, extend, &mut entries, keyspace)
+                self.extend_lease(now, first, &hashes, extend, &mut entries, keyspace)
             }
             (None, None) => self.adopt(now, &hashes, extend, &mut entries, keyspace),
             _ => Err(CommandError::OtherKeys),
@@ -101,6 +101,7 @@ impl Node {
         &mut self,
         now: Now,
         first: u32,
+        hashes: &[u64],
         extend: &Extend<'_, K::Name>,
         entries: &mut [K::Entry],
         keyspace: &mut K,
@@ -109,9 +110,13 @@ impl Node {
             let left_ms = self.leases.get(first).deadline.ms_since(now.monotonic);
             return Err(CommandError::Revoked { left_ms });
         }
-        let fence_before = self.leases.get(first).fence;
-        self.raise_fence(now, first, extend)?;
-        let old = self.leases.get(first).deadline;
+        let held = self.leases.get(first);
+        let (fence_before, old) = (held.fence, held.deadline);
+        let changes_token = extend.new_token.is_some_and(|token| *token.as_ref() != held.token[..]);
+        let fence = self.extended_fence(now, hashes, fence_before, extend, changes_token)?;
+        if fence != fence_before {
+            self.leases.change_all(first, |lease| lease.fence = fence);
+        }
         let new = now.monotonic.plus_us(extend.ttl.us());
         let deadline = if is_broken(NodeRule::RepeatShortens) { new } else { old.max(new) };
         if deadline != old {
@@ -139,7 +144,6 @@ impl Node {
             });
             lease = self.leases.next_key(lease);
         }
-        let fence = self.leases.get(first).fence;
         for (key, change) in extend.keys.iter().zip(changes) {
             if change.is_some() || fence != fence_before {
                 self.publish_or_invalidate(keyspace, key, change);
@@ -177,31 +181,33 @@ impl Node {
         })
     }
 
-    /// Raises the fence to the client's proposal, and once more if the token changes.
-    fn raise_fence<N: AsRef<[u8]>>(
+    /// The fence of an extended lock: the one that the client proposes, or a larger one if the token
+    /// changes.
+    ///
+    /// # Errors
+    /// If the proposal is below the current fence, or too far ahead of the clock.
+    pub(super) fn extended_fence<N>(
         &mut self,
         now: Now,
-        first: u32,
+        hashes: &[u64],
+        current: Fence,
         extend: &Extend<'_, N>,
-    ) -> Result<(), CommandError> {
-        let current = self.leases.get(first).fence;
+        changes_token: bool,
+    ) -> Result<Fence, CommandError> {
         if let Some(fence) = extend.fence {
-            self.check_fence(now, current, fence)?;
-            let fences = &mut self.fences;
-            self.leases.change_all(first, |lease| {
-                fences.raise(lease.hash(), fence);
-                lease.fence = fence;
-            });
+            let largest = self.fences.ceiling(now.wall_us);
+            if fence < current && !is_broken(NodeRule::FenceDecreases) {
+                return Err(CommandError::BadFence(FenceError::Below { current }));
+            }
+            if fence > current && fence > largest {
+                return Err(CommandError::BadFence(FenceError::TooFarAhead { largest }));
+            }
+            hashes.iter().for_each(|&hash| self.fences.raise(hash, fence));
         }
-        if let Some(token) = extend.new_token
-            && *token.as_ref() != self.leases.get(first).token[..]
-        {
-            let leases = self.leases.ring(first).map(|lease| self.leases.get(lease));
-            let hashes: PerKey<u64> = leases.map(Lease::hash).collect();
-            let fence = self.fences.next(&hashes, extend.fence, now.wall_us);
-            self.leases.change_all(first, |lease| lease.fence = fence);
+        if changes_token {
+            return Ok(self.fences.next(hashes, extend.fence, now.wall_us));
         }
-        Ok(())
+        Ok(extend.fence.unwrap_or(current))
     }
 
     /// Acquires a lock that has ended, which only a mutant does.

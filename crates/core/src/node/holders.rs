@@ -7,6 +7,7 @@ use foldhash::fast::FixedState;
 
 use super::chunks::Chunks;
 use super::index::HashIndex;
+use super::leases::NewLock;
 use super::{Monotonic, Token};
 use crate::Fence;
 
@@ -22,15 +23,6 @@ pub(super) struct SharedHolder {
     /// The previous and the next holder of the same key.
     previous: u32,
     next: u32,
-}
-
-pub(super) struct NewHolder {
-    pub(super) token: Token,
-    pub(super) owner: Option<Box<[u8]>>,
-    pub(super) fence: Fence,
-    pub(super) ticket: Fence,
-    pub(super) granted: Monotonic,
-    pub(super) deadline: Monotonic,
 }
 
 /// All holders of one key, in the order of their grants.
@@ -167,10 +159,11 @@ impl Holders {
     }
 
     /// Adds a holder. No other holder of the group may have its token.
-    pub(super) fn insert(&mut self, group: u32, new: NewHolder) {
-        let NewHolder { token, owner, fence, ticket, granted, deadline } = new;
-        debug_assert!(self.find(group, &token).is_none(), "a token holds a key once");
-        let hash = self.hash(group, &token);
+    pub(super) fn insert(&mut self, group: u32, new: &NewLock<'_>) {
+        let &NewLock { token, owner, fence, ticket, granted, deadline, .. } = new;
+        debug_assert!(self.find(group, token).is_none(), "a token holds a key once");
+        let hash = self.hash(group, token);
+        let (token, owner) = (Token::from_slice(token), owner.map(Into::into));
         let previous = self.groups[group].last;
         let next = NONE;
         let holder =
@@ -294,15 +287,12 @@ impl Holders {
 mod tests {
     use super::*;
 
-    fn holder(token: u32, deadline_us: u64) -> NewHolder {
-        NewHolder {
-            token: Token::from_slice(&token.to_le_bytes()),
-            owner: None,
-            fence: Fence::ZERO,
-            ticket: Fence::ZERO,
-            granted: Monotonic::default(),
-            deadline: Monotonic::from_us(deadline_us),
-        }
+    fn insert(holders: &mut Holders, group: u32, token: u32, deadline_us: u64) {
+        let (token, deadline) = (&token.to_le_bytes(), Monotonic::from_us(deadline_us));
+        let (owner, fence, ticket) = (None, Fence::ZERO, Fence::ZERO);
+        let granted = Monotonic::default();
+        let new = NewLock { db: 0, token, owner, fence, ticket, granted, deadline };
+        holders.insert(group, &new);
     }
 
     #[test]
@@ -311,7 +301,7 @@ mod tests {
         let groups: Vec<_> = (0..3).map(|_| holders.open(Fence::ZERO)).collect();
         for (n, &group) in (0..).zip(&groups) {
             for end in [30, 10, 20] {
-                holders.insert(group, holder(n * 100 + end, u64::from(n * 100 + end)));
+                insert(&mut holders, group, n * 100 + end, u64::from(n * 100 + end));
             }
         }
         for (n, &group) in (0..).zip(&groups) {
@@ -334,7 +324,7 @@ mod tests {
         let mut holders = Holders::new(7, 4);
         let group = holders.open(Fence::ZERO);
         for n in 0..1000 {
-            holders.insert(group, holder(n, 1));
+            insert(&mut holders, group, n, 1);
         }
         assert_eq!((holders.end(group), holders.len(), holders.groups()), (1000, 0, 0));
         let mut steps = 0;

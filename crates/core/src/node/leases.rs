@@ -6,7 +6,7 @@ use std::hash::BuildHasher;
 use foldhash::fast::FixedState;
 
 use super::chunks::{Chunks, Next};
-use super::holders::{Holders, NONE, NewHolder};
+use super::holders::{Holders, NONE};
 use super::index::HashIndex;
 use super::node::PerKey;
 use super::rank::later_ticket;
@@ -105,7 +105,7 @@ impl Lease {
 /// The deadline of a lease that ended with another key, and stays until its mirror is removed.
 const ENDED: Monotonic = Monotonic::from_us(0);
 
-/// What the leases of a new lock have in common.
+/// What the leases of a new lock have in common, or a new holder of a shared lock.
 pub(super) struct NewLock<'a> {
     pub(super) db: u32,
     pub(super) token: &'a [u8],
@@ -269,20 +269,23 @@ impl Leases {
         self.by_key.remove(lease.hash, slot);
     }
 
-    /// Turns the lease of one key into the lease of a shared lock with this holder.
+    /// Turns the lease of one key into the lease of a shared lock, whose first holder is its own.
     /// From now on its mirror holds `value`, which no client knows.
-    pub(super) fn share(&mut self, slot: u32, value: &[u8], floor: Fence, holder: NewHolder) {
+    pub(super) fn share(&mut self, slot: u32, value: &[u8], floor: Fence) {
         debug_assert!(self.items[slot].next_key == slot, "a shared lock has one key");
         let group = self.holders.open(floor);
-        self.holders.insert(group, holder);
         let lease = &mut self.items[slot];
-        lease.token = Token::from_slice(value);
-        lease.owner = None;
+        let token = &std::mem::replace(&mut lease.token, Token::from_slice(value))[..];
+        let owner = lease.owner.take();
         lease.group = group;
+        let &mut Lease { db, fence, ticket, granted, deadline, .. } = lease;
+        let owner = owner.as_deref();
+        let holder = NewLock { db, token, owner, fence, ticket, granted, deadline };
+        self.holders.insert(group, &holder);
         self.follow_holders(slot);
     }
 
-    pub(super) fn join(&mut self, slot: u32, holder: NewHolder) {
+    pub(super) fn join(&mut self, slot: u32, holder: &NewLock<'_>) {
         self.holders.insert(self.items[slot].group, holder);
         self.follow_holders(slot);
     }

@@ -9,6 +9,7 @@ use super::leases::Leases;
 use super::propagation::Propagation;
 use super::queues::{Queues, Wants};
 use super::server_events::Flushed;
+use super::turn::{Budget, COMMAND_UNITS};
 use super::{
     Command, CommandError, Keyspace, Mode, Monotonic, Now, Reason, Reply, Settings, Stats,
 };
@@ -88,7 +89,9 @@ impl Node {
             Command::Acquire(acquire) => self.acquire_one(now, acquire, Wants::All, keyspace),
             Command::AcquireAny(acquire) => self.acquire_one(now, acquire, Wants::Any, keyspace),
             Command::Extend(extend) => self.extend(now, extend, keyspace),
-            Command::Release(release) => self.release(now, release, keyspace),
+            Command::Release(release) => {
+                self.release(now, release, &mut Budget::units(COMMAND_UNITS), keyspace)
+            }
             Command::Yield(yields) => self.yield_lock(now, yields, keyspace),
             Command::Inspect(inspect) => {
                 self.inspect(now, inspect.db, inspect.key, keyspace).map(Reply::Inspected)
@@ -138,7 +141,7 @@ impl Node {
     /// Refuses a command if the node is a replica, because the master decides about its keys.
     pub(super) fn refuse_on_replica(&self, now: Monotonic) -> Result<(), CommandError> {
         match self.abstention_error(now) {
-            Some(error) if self.abstention.is_replica() => Err(error),
+            Some(error) if self.abstention.is_replica => Err(error),
             _ => Ok(()),
         }
     }

@@ -1,23 +1,14 @@
 //! RELEASE of one key or of several.
 
 use super::key_state::KeyState;
-use super::turn::{Budget, COMMAND_UNITS};
+use super::turn::Budget;
 use super::{Access, Change, CommandError, Keyspace, Node, Now, Release, Reply};
 
 impl Node {
-    /// Releases the keys that the token holds, and hands each over to its next waiter at once.
+    /// Releases the keys that the token holds, and hands each over to its next waiter at once. The
+    /// budget is for the waiters that handovers consider.
     /// On a key that the token does not hold, removes the token's waiter instead.
     pub(super) fn release<K: Keyspace>(
-        &mut self,
-        now: Now,
-        release: &Release<'_, K::Name>,
-        keyspace: &mut K,
-    ) -> Result<Reply, CommandError> {
-        self.release_within(now, release, &mut Budget::units(COMMAND_UNITS), keyspace)
-    }
-
-    /// As [`Self::release`], within a budget for the waiters that handovers consider.
-    pub(super) fn release_within<K: Keyspace>(
         &mut self,
         now: Now,
         release: &Release<'_, K::Name>,

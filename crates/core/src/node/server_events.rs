@@ -123,14 +123,14 @@ impl Node {
                 self.queues.check_all();
             }
             ServerEvent::Demoted => {
-                self.abstention.set_replica(true);
+                self.abstention.is_replica = true;
                 self.flushed = None;
                 self.leases.end_all(None);
-                self.answers.forget_undelivered();
+                self.answers.undelivered.clear();
                 self.propagation.doubt();
             }
             ServerEvent::Promoted => {
-                self.abstention.set_replica(false);
+                self.abstention.is_replica = false;
                 self.abstain(now, Reason::Promotion);
                 self.propagation.doubt();
             }

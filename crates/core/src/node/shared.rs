@@ -3,15 +3,14 @@
 //! Accidents, overwrites and revocations apply to the lease of the key, as to any lease.
 
 use super::acquire::{Terms, place_in_line};
-use super::holders::NewHolder;
 use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::mutants::{NodeRule, is_broken};
 use super::queues::{Lack, QueueScan, Wants};
 use super::turn::{ANSWER_UNITS, Budget, COMMAND_UNITS, write_units};
 use super::{
-    Access, Acquire, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode, Node,
-    Now, Reply, Token,
+    Access, Acquire, Change, CommandError, Extend, Key, Keyspace, Kind, Mode, Node, Now, Reply,
+    Token,
 };
 use crate::Fence;
 
@@ -113,21 +112,16 @@ impl Node {
     ) -> Result<Fence, CommandError> {
         let &Terms { token, owner, ttl, ticket: proposed } = terms;
         let ticket = proposed.unwrap_or_default();
-        let deadline = now.monotonic.plus_us(ttl.us());
-        let holder = |fence| NewHolder {
-            token: Token::from_slice(token.as_ref()),
-            owner: owner.map(Into::into),
-            fence,
-            ticket,
-            granted: now.monotonic,
-            deadline,
-        };
+        let (granted, deadline) = (now.monotonic, now.monotonic.plus_us(ttl.us()));
+        let (db, token_bytes) = (key.db, token.as_ref());
+        let holder =
+            |fence| NewLock { db, token: token_bytes, owner, fence, ticket, granted, deadline };
         if let Some(lease) = self.shared_lease(key.state) {
             let group = self.leases.group(lease).expect("a shared lock has holders");
             let floor = self.leases.holders().floor(group);
             let fence = self.fences.next_shared(key.hash, proposed, floor, now.wall_us);
             let old = self.leases.get(lease).deadline;
-            self.leases.join(lease, holder(fence));
+            self.leases.join(lease, &holder(fence));
             self.stats.grants += 1;
             self.follow_last_deadline(now, lease, old, key.name, key.entry, keyspace);
             return Ok(fence);
@@ -137,7 +131,7 @@ impl Node {
             self.end_by_deadline(lease);
         }
         let value = if is_broken(NodeRule::MirrorNamesHolder) {
-            keyspace.name(token.as_ref())
+            keyspace.name(token_bytes)
         } else {
             keyspace.random_value()
         };
@@ -150,10 +144,8 @@ impl Node {
         }
         let floor = self.fences.floor(key.hash);
         let fence = self.fences.next_shared(key.hash, proposed, floor, now.wall_us);
-        let (db, granted, token) = (key.db, now.monotonic, value.as_ref());
-        let new = NewLock { db, token, owner: None, fence, ticket, granted, deadline };
-        let lease = self.insert(&[key.hash], std::iter::once(key.name.as_ref()), &new);
-        self.leases.share(lease, value.as_ref(), floor, holder(fence));
+        let lease = self.insert(&[key.hash], std::iter::once(key.name.as_ref()), &holder(fence));
+        self.leases.share(lease, value.as_ref(), floor);
         self.publish(keyspace, key.name, Change::Set { value: &value, expires_at_ms });
         Ok(fence)
     }
@@ -272,16 +264,11 @@ impl Node {
         if token.as_ref().is_some_and(|token| self.still_shares(now, lease, token)) {
             return Err(CommandError::TokenInUse);
         }
-        let hash = self.leases.get(lease).hash();
-        if let Some(fence) = extend.fence {
-            let current = self.leases.holders().get(holder).fence;
-            self.check_fence(now, current, fence)?;
-            self.fences.raise(hash, fence);
-            self.leases.holders_mut().set_fence(holder, fence);
-        }
+        let (hash, current) =
+            (self.leases.get(lease).hash(), self.leases.holders().get(holder).fence);
+        let fence = self.extended_fence(now, &[hash], current, extend, token.is_some())?;
+        self.leases.holders_mut().set_fence(holder, fence);
         if let Some(token) = token {
-            let fence = self.fences.next(&[hash], extend.fence, now.wall_us);
-            self.leases.holders_mut().set_fence(holder, fence);
             self.leases.holders_mut().change_token(holder, token);
         }
         let old_last = self.leases.get(lease).deadline;
@@ -290,27 +277,9 @@ impl Node {
             self.leases.extend_holder(lease, holder, deadline);
         }
         self.stats.extends += 1;
-        let fence = self.leases.holders().get(holder).fence;
         let name = &extend.keys[0];
         self.follow_last_deadline(now, lease, old_last, name, entry, keyspace);
         Ok(Reply::Extended(fence))
-    }
-
-    /// Refuses a fence below the current one, or too far ahead of the clock.
-    pub(super) fn check_fence(
-        &self,
-        now: Now,
-        current: Fence,
-        fence: Fence,
-    ) -> Result<(), CommandError> {
-        let largest = self.fences.ceiling(now.wall_us);
-        if fence < current && !is_broken(NodeRule::FenceDecreases) {
-            return Err(CommandError::BadFence(FenceError::Below { current }));
-        }
-        if fence > current && fence > largest {
-            return Err(CommandError::BadFence(FenceError::TooFarAhead { largest }));
-        }
-        Ok(())
     }
 
     /// Turns an exclusive lock that its holder has just extended into a shared one.
@@ -325,19 +294,11 @@ impl Node {
     ) {
         let value = keyspace.random_value();
         let held = self.leases.get(lease);
-        let holder = NewHolder {
-            token: held.token.clone(),
-            owner: held.owner.clone(),
-            fence: held.fence,
-            ticket: held.ticket,
-            granted: held.granted,
-            deadline: held.deadline,
-        };
         let (db, hash, is_lost) = (held.db, held.hash(), held.mirror() == MirrorState::Lost);
         let expires_at_ms = now.wall_ms_after(held.deadline.us_since(now.monotonic));
         // Holders that join later must get fences above the fence of the exclusive lock.
         let floor = self.fences.floor(hash);
-        self.leases.share(lease, value.as_ref(), floor, holder);
+        self.leases.share(lease, value.as_ref(), floor);
         let name = &extend.keys[0];
         let is_taken = is_lost && keyspace.kind(&entry) != Kind::Missing;
         let change = (!is_taken).then(|| {

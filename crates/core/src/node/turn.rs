@@ -146,12 +146,12 @@ impl Node {
             self.pause_check_at = Some(now.monotonic.plus_us(PAUSE_CHECK_INTERVAL_US));
             return None;
         }
-        if let Some(grant) = self.answers.pop_undelivered() {
+        if let Some(grant) = self.answers.undelivered.pop() {
             budget.spend(write_units(&grant.key));
             let (key, token) = (keyspace.name(&grant.key), keyspace.name(&grant.token));
             let release = Release { db: grant.db, keys: std::slice::from_ref(&key), token: &token };
             // If the token no longer holds the key, nothing is left to release.
-            let _ = self.release_within(now, &release, budget, keyspace);
+            let _ = self.release(now, &release, budget, keyspace);
             return Some(Job::Released);
         }
         if let Some((at, place)) = self.queues.next_impatient()
@@ -180,7 +180,7 @@ impl Node {
             return Some(Job::Rejoined(reason));
         }
         // A replica's own replicas receive what its master sends.
-        if !self.abstention.is_replica() && self.propagation.begin_check(now.monotonic) {
+        if !self.abstention.is_replica && self.propagation.begin_check(now.monotonic) {
             self.propagation.learn(keyspace.listeners());
             return Some(Job::Checked);
         }
