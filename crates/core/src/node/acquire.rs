@@ -358,9 +358,8 @@ impl Node {
 
     /// Plans a check of the lease's key at its deadline, for the key's waiters.
     pub(super) fn check_at_deadline(&mut self, lease: u32) {
-        let lease = self.leases.get(lease);
-        let deadline = lease.deadline;
-        if let Some(queue) = self.queues.find(lease.hash(), lease.db, &lease.key) {
+        let deadline = self.leases.get(lease).deadline;
+        if let Some(queue) = self.queue_of(lease) {
             self.queues.forget_foreign(queue);
             self.queues.postpone_check(queue, deadline);
         }

@@ -49,8 +49,8 @@ pub enum Command<'a, N> {
     Extend(Extend<'a, N>),
     /// `LOCK.RELEASE` or `LOCK.MRELEASE`.
     Release(Release<'a, N>),
-    /// `LOCK.YIELD` or `LOCK.MYIELD`: releases the keys that the token holds if an older waiter wants
-    /// one of them.
+    /// `LOCK.YIELD` or `LOCK.MYIELD`: releases the keys that the token holds if an older waiter
+    /// wants one of them.
     Yield(Release<'a, N>),
     /// `LOCK.INSPECT`.
     Inspect(Inspect<'a, N>),

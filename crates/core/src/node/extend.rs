@@ -181,8 +181,8 @@ impl Node {
         })
     }
 
-    /// The fence of an extended lock: the one that the client proposes, or a larger one if the token
-    /// changes.
+    /// The fence of an extended lock: the one that the client proposes, or a larger one if the
+    /// token changes.
     ///
     /// # Errors
     /// If the proposal is below the current fence, or too far ahead of the clock.
@@ -202,7 +202,9 @@ impl Node {
             if fence > current && fence > largest {
                 return Err(CommandError::BadFence(FenceError::TooFarAhead { largest }));
             }
-            hashes.iter().for_each(|&hash| self.fences.raise(hash, fence));
+            for &hash in hashes {
+                self.fences.raise(hash, fence);
+            }
         }
         if changes_token {
             return Ok(self.fences.next(hashes, extend.fence, now.wall_us));

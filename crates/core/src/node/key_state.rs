@@ -144,13 +144,15 @@ impl Node {
 
     /// Plans a check of the lease's key by `at`, if the key has waiters.
     pub(super) fn check_key_of_lease_by(&mut self, lease: u32, at: Monotonic) {
-        if self.queues.waiters() == 0 {
-            return;
-        }
-        let lease = self.leases.get(lease);
-        if let Some(queue) = self.queues.find(lease.hash(), lease.db, &lease.key) {
+        if let Some(queue) = self.queue_of(lease) {
             self.queues.check_if_wanted(queue, at);
         }
+    }
+
+    /// The queue of the lease's key, if the key has waiters.
+    pub(super) fn queue_of(&self, lease: u32) -> Option<u32> {
+        let lease = self.leases.get(lease);
+        self.queues.find(lease.hash(), lease.db, &lease.key)
     }
 }
 

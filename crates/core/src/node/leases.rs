@@ -573,12 +573,13 @@ mod tests {
             let mut now_us = 0_u64;
             for (action, ahead_us, passed_us) in actions {
                 let ahead_us = ahead_us >> (ahead_us % 40);
+                let index = usize::try_from(ahead_us).expect("a time fits");
                 match action {
                     0..=2 => {
                         let at = now_us + ahead_us;
                         model.insert((at, insert(&mut leases, keys.next().expect("endless"), at)));
                     }
-                    3 => if let Some(&(at, slot)) = model.iter().nth(ahead_us as usize % (model.len() + 1)) {
+                    3 => if let Some(&(at, slot)) = model.iter().nth(index % (model.len() + 1)) {
                         leases.remove(slot);
                         model.remove(&(at, slot));
                     },

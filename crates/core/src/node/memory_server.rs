@@ -35,7 +35,6 @@ pub struct Server {
 
 /// The keyspace of a [`Server`].
 #[derive(Clone, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a state of the server of its own")]
 pub struct Keys {
     values: BTreeMap<(u32, Name), Value>,
     wall_ms: u64,

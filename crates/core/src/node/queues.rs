@@ -412,8 +412,8 @@ impl Queues {
         }
     }
 
-    /// The first candidate in this queue whose wait has not timed out, unless the key is kept for an
-    /// older waiter.
+    /// The first candidate in this queue whose wait has not timed out, unless the key is kept for
+    /// an older waiter.
     pub(super) fn next_candidate(
         &mut self,
         queue: u32,

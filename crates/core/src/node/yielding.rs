@@ -74,10 +74,7 @@ impl Node {
         let is_shared = self.leases.group(lease).is_some();
         let keys: PerKey<u32> = self.leases.ring(lease).collect();
         keys.into_iter().any(|lease| {
-            let lease = self.leases.get(lease);
-            let Some(queue) = self.queues.find(lease.hash(), lease.db, &lease.key) else {
-                return false;
-            };
+            let Some(queue) = self.queue_of(lease) else { return false };
             let older = self.queues.next_older(queue, rank, is_shared, now.monotonic, budget);
             if let Some(older) = older {
                 self.queues.keep_keys(older);
