@@ -119,6 +119,7 @@ impl<T> Chunks<T> {
         to_u32(self.slabs.len() * CHUNK_ITEMS)
     }
 
+    #[cfg(any(test, feature = "memory"))]
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.slabs.iter().enumerate().flat_map(|(chunk, items)| {
             let slot = move |index| to_u32(chunk * CHUNK_ITEMS + index);
