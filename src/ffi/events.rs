@@ -12,17 +12,17 @@ use crate::{before_sleep, server_events};
 
 /// Subscribes to every event that the module needs. Called last while loading: see [`entry`].
 pub(super) fn subscribe(ctx: &Ctx<'_>) {
-    // SAFETY: a live context while loading; the callbacks live as long as the module.
-    let subscribe = |id, callback: raw::RedisModuleEventCallback| unsafe {
+    // SAFETY: a live context while loading; the callback lives as long as the module.
+    let subscribe = |id| unsafe {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
-        api!(RedisModule_SubscribeToServerEvent(ctx.as_ptr(), event, callback));
+        api!(RedisModule_SubscribeToServerEvent(ctx.as_ptr(), event, Some(on_event)));
     };
     // Valkey runs the handlers of keyspace events as the client of the command. Valkey 8.1 leaves
     // the event's database selected, which after COPY and MOVE is not the client's: the client, the
     // append-only file and the replicas continue in the wrong database. Valkey's events about
     // removed values have a client of their own.
     if ctx.is_valkey() {
-        subscribe(raw::REDISMODULE_EVENT_KEY, Some(on_value_removed));
+        subscribe(raw::REDISMODULE_EVENT_KEY);
     } else {
         // The class of string commands such as SET is missing, because its events would slow every
         // SET of the server. The node notices a plain SET when a LOCK command next uses the key.
@@ -38,16 +38,20 @@ pub(super) fn subscribe(ctx: &Ctx<'_>) {
             ));
         }
     }
-    subscribe(raw::REDISMODULE_EVENT_EVENTLOOP, Some(on_event_loop));
-    subscribe(raw::REDISMODULE_EVENT_FLUSHDB, Some(on_flush));
-    subscribe(raw::REDISMODULE_EVENT_PERSISTENCE, Some(on_plain_event));
-    subscribe(raw::REDISMODULE_EVENT_SWAPDB, Some(on_swap));
-    subscribe(raw::REDISMODULE_EVENT_LOADING, Some(on_plain_event));
-    subscribe(raw::REDISMODULE_EVENT_CONFIG, Some(on_config_change));
-    subscribe(raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(on_role_change));
-    subscribe(raw::REDISMODULE_EVENT_FORK_CHILD, Some(on_plain_event));
-    subscribe(raw::REDISMODULE_EVENT_REPLICA_CHANGE, Some(on_plain_event));
-    subscribe(raw::REDISMODULE_EVENT_MODULE_CHANGE, Some(on_module_change));
+    for id in [
+        raw::REDISMODULE_EVENT_EVENTLOOP,
+        raw::REDISMODULE_EVENT_FLUSHDB,
+        raw::REDISMODULE_EVENT_PERSISTENCE,
+        raw::REDISMODULE_EVENT_SWAPDB,
+        raw::REDISMODULE_EVENT_LOADING,
+        raw::REDISMODULE_EVENT_CONFIG,
+        raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+        raw::REDISMODULE_EVENT_FORK_CHILD,
+        raw::REDISMODULE_EVENT_REPLICA_CHANGE,
+        raw::REDISMODULE_EVENT_MODULE_CHANGE,
+    ] {
+        subscribe(id);
+    }
 }
 
 /// Reports what a command, or the server itself, did to a key of Redis.
@@ -82,75 +86,69 @@ fn key_event(name: &[u8]) -> Option<KeyEvent> {
     }
 }
 
-/// Reports that Valkey is about to remove or replace the value of a key.
-unsafe extern "C" fn on_value_removed(
+/// Handles every event of the server but those about keys of Redis.
+unsafe extern "C" fn on_event(
     ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    subevent: u64,
-    data: *mut c_void,
-) {
-    if data.is_null() || keyspace::is_changing() {
-        return;
-    }
-    let removal = match subevent {
-        raw::REDISMODULE_SUBEVENT_KEY_DELETED => Removal::Deleted,
-        raw::REDISMODULE_SUBEVENT_KEY_EXPIRED => Removal::Expired,
-        raw::REDISMODULE_SUBEVENT_KEY_EVICTED => Removal::Evicted,
-        _ => Removal::Overwritten,
-    };
-    // SAFETY: a live context, in the database of the key, and the structure that the server passes
-    // with this event: an open key with its old value, whose name lives as long as the key.
-    unsafe {
-        let (ctx, key) = (Ctx::new(ctx), (*data.cast::<raw::RedisModuleKeyInfo>()).key);
-        let Some(name) = NonNull::new(api!(RedisModule_GetKeyNameFromModuleKey(key)).cast_mut())
-        else {
-            return;
-        };
-        let is_string = api!(RedisModule_KeyType(key)) as isize == raw::REDISMODULE_KEYTYPE_STRING;
-        let value_bytes = if is_string { api!(RedisModule_ValueLength(key)) } else { 0 };
-        let name = Arg::new(name);
-        entry::guard(|| server_events::handle_removal(&ctx, removal, name, value_bytes));
-    }
-}
-
-unsafe extern "C" fn on_event_loop(
-    ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    subevent: u64,
-    _data: *mut c_void,
-) {
-    if subevent == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
-        // SAFETY: a live context for the time of this call.
-        let ctx = unsafe { Ctx::new(ctx) };
-        entry::guard(|| before_sleep::run(&ctx));
-    } else {
-        clock::turn_begins();
-    }
-}
-
-unsafe extern "C" fn on_flush(
-    _ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    subevent: u64,
-    data: *mut c_void,
-) {
-    if subevent == raw::REDISMODULE_SUBEVENT_FLUSHDB_START && !data.is_null() {
-        // SAFETY: the server passes this structure with this event.
-        let flushed = unsafe { &*data.cast::<raw::RedisModuleFlushInfo>() };
-        // A negative number stands for all databases.
-        let db = u32::try_from(flushed.dbnum).ok();
-        entry::guard(|| server_events::handle_event(ServerEvent::Flush(db)));
-    }
-}
-
-/// Passes on an event of which the node needs only the kind.
-unsafe extern "C" fn on_plain_event(
-    _ctx: *mut raw::RedisModuleCtx,
     event: raw::RedisModuleEvent,
     subevent: u64,
-    _data: *mut c_void,
+    data: *mut c_void,
 ) {
-    let event = match (event.id, subevent) {
+    // SAFETY: a live context, for the time of this call.
+    let ctx = unsafe { Ctx::new(ctx) };
+    // SAFETY: the server passes the structure of this event, or null.
+    entry::guard(|| unsafe { handle(&ctx, event.id, subevent, data) });
+}
+
+/// # Safety
+/// `data` is null, or points to the structure that the server passes with this event. The texts in
+/// it end in a zero.
+unsafe fn handle(ctx: &Ctx<'_>, event: u64, subevent: u64, data: *mut c_void) {
+    let event = match (event, subevent) {
+        (raw::REDISMODULE_EVENT_EVENTLOOP, raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP) => {
+            return before_sleep::run(ctx);
+        }
+        (raw::REDISMODULE_EVENT_EVENTLOOP, _) => return clock::turn_begins(),
+        (raw::REDISMODULE_EVENT_KEY, _) => {
+            // SAFETY: the caller's promise.
+            return unsafe { handle_removal(ctx, subevent, data.cast()) };
+        }
+        (raw::REDISMODULE_EVENT_CONFIG, _) => {
+            // SAFETY: the caller's promise.
+            return unsafe { handle_config_change(data.cast()) };
+        }
+        (raw::REDISMODULE_EVENT_FLUSHDB, raw::REDISMODULE_SUBEVENT_FLUSHDB_START) => {
+            // SAFETY: the caller's promise.
+            let flushed = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() };
+            let Some(flushed) = flushed else { return };
+            // A negative number stands for all databases.
+            ServerEvent::Flush(u32::try_from(flushed.dbnum).ok())
+        }
+        (raw::REDISMODULE_EVENT_SWAPDB, _) => {
+            // SAFETY: the caller's promise.
+            let swapped = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() };
+            let Some(swapped) = swapped else { return };
+            let (first, second) = (swapped.dbnum_first, swapped.dbnum_second);
+            let event = ServerEvent::Swap(first.unsigned_abs(), second.unsigned_abs());
+            return server_events::handle_and_log(ctx, event);
+        }
+        (raw::REDISMODULE_EVENT_MODULE_CHANGE, raw::REDISMODULE_SUBEVENT_MODULE_LOADED) => {
+            // SAFETY: the caller's promise.
+            let name = unsafe {
+                let change = data.cast::<raw::RedisModuleModuleChange>().as_ref();
+                change.map(|change| CStr::from_ptr(change.module_name))
+            };
+            if name.is_none_or(|name| name == entry::MODULE_NAME) {
+                return;
+            }
+            ServerEvent::ModuleLoaded
+        }
+        (
+            raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+            raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA,
+        ) => ServerEvent::Demoted,
+        (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, _) => {
+            return server_events::handle_and_log(ctx, ServerEvent::Promoted);
+        }
         (raw::REDISMODULE_EVENT_PERSISTENCE, _) => ServerEvent::Saves,
         (raw::REDISMODULE_EVENT_FORK_CHILD, _) => ServerEvent::Forked,
         (
@@ -164,86 +162,57 @@ unsafe extern "C" fn on_plain_event(
         ) => ServerEvent::ReplicaOnline,
         _ => return,
     };
-    entry::guard(|| server_events::handle_event(event));
+    server_events::handle_event(event);
 }
 
-unsafe extern "C" fn on_swap(
-    ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    _subevent: u64,
-    data: *mut c_void,
-) {
-    if data.is_null() {
+/// Reports that Valkey is about to remove or replace the value of a key.
+///
+/// # Safety
+/// The context is in the database of the key. `info` is null, or has an open key with its old
+/// value, whose name lives as long as the key.
+unsafe fn handle_removal(ctx: &Ctx<'_>, subevent: u64, info: *mut raw::RedisModuleKeyInfo) {
+    if info.is_null() || keyspace::is_changing() {
         return;
     }
-    // SAFETY: a live context, and the structure that the server passes with this event.
-    let (ctx, swapped) = unsafe { (Ctx::new(ctx), &*data.cast::<raw::RedisModuleSwapDbInfo>()) };
-    let (first, second) = (swapped.dbnum_first.unsigned_abs(), swapped.dbnum_second.unsigned_abs());
-    entry::guard(|| server_events::handle_and_log(&ctx, ServerEvent::Swap(first, second)));
+    let removal = match subevent {
+        raw::REDISMODULE_SUBEVENT_KEY_DELETED => Removal::Deleted,
+        raw::REDISMODULE_SUBEVENT_KEY_EXPIRED => Removal::Expired,
+        raw::REDISMODULE_SUBEVENT_KEY_EVICTED => Removal::Evicted,
+        _ => Removal::Overwritten,
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let key = (*info).key;
+        let Some(name) = NonNull::new(api!(RedisModule_GetKeyNameFromModuleKey(key)).cast_mut())
+        else {
+            return;
+        };
+        let is_string = api!(RedisModule_KeyType(key)) as isize == raw::REDISMODULE_KEYTYPE_STRING;
+        let value_bytes = if is_string { api!(RedisModule_ValueLength(key)) } else { 0 };
+        server_events::handle_removal(ctx, removal, Arg::new(name), value_bytes);
+    }
 }
 
-unsafe extern "C" fn on_config_change(
-    _ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    _subevent: u64,
-    data: *mut c_void,
-) {
-    if data.is_null() {
-        return;
-    }
-    // SAFETY: the server passes this structure with this event; `num_changes` names, each of which
-    // ends in a zero.
+/// # Safety
+/// `change` is null, or has `num_changes` names, each of which ends in a zero.
+unsafe fn handle_config_change(change: *mut raw::RedisModuleConfigChange) {
+    // SAFETY: the caller's promise.
     let names = unsafe {
-        let change = &*data.cast::<raw::RedisModuleConfigChange>();
+        let Some(change) = change.as_ref() else { return };
         std::slice::from_raw_parts(change.config_names, change.num_changes as usize)
     };
     for &name in names {
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         match unsafe { CStr::from_ptr(name) }.to_bytes() {
-            b"maxmemory-policy" => entry::guard(server_events::handle_eviction_policy_change),
+            b"maxmemory-policy" => server_events::handle_eviction_policy_change(),
             b"save"
             | b"stop-writes-on-bgsave-error"
             | b"min-replicas-to-write"
             | b"min-slaves-to-write"
             | b"min-replicas-max-lag"
-            | b"min-slaves-max-lag" => entry::guard(server_events::handle_write_condition_change),
-            b"appendonly" => {
-                entry::guard(|| server_events::handle_event(ServerEvent::AppendOnlyFileSwitched))
-            }
-            _ => None,
-        };
-    }
-}
-
-unsafe extern "C" fn on_role_change(
-    ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    subevent: u64,
-    _data: *mut c_void,
-) {
-    // SAFETY: a live context for the time of this call.
-    let ctx = unsafe { Ctx::new(ctx) };
-    entry::guard(|| match subevent {
-        raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA => {
-            server_events::handle_event(ServerEvent::Demoted);
+            | b"min-slaves-max-lag" => server_events::handle_write_condition_change(),
+            b"appendonly" => server_events::handle_event(ServerEvent::AppendOnlyFileSwitched),
+            _ => {}
         }
-        _ => server_events::handle_and_log(&ctx, ServerEvent::Promoted),
-    });
-}
-
-unsafe extern "C" fn on_module_change(
-    _ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    subevent: u64,
-    data: *mut c_void,
-) {
-    if subevent != raw::REDISMODULE_SUBEVENT_MODULE_LOADED || data.is_null() {
-        return;
-    }
-    // SAFETY: the server passes this structure with this event, with a name that ends in a zero.
-    let name =
-        unsafe { CStr::from_ptr((*data.cast::<raw::RedisModuleModuleChange>()).module_name) };
-    if name != entry::MODULE_NAME {
-        entry::guard(|| server_events::handle_event(ServerEvent::ModuleLoaded));
     }
 }
