@@ -1,7 +1,6 @@
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{BINARY_VARIABLE, MODULE_VARIABLE};
@@ -25,9 +24,8 @@ pub enum BinaryError {
     NotInstalled,
 }
 
-/// Why no module was found or built.
-// Clone, because a process builds the module once and remembers the result.
-#[derive(Clone, Debug, thiserror::Error)]
+/// Why no module was found.
+#[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
     /// The environment names a file that does not exist.
     #[error(
@@ -39,38 +37,16 @@ pub enum ModuleError {
         /// The value of the variable.
         path: PathBuf,
     },
-    /// The module is at none of the expected paths, and cannot be built from here.
+    /// The module is at none of the expected paths.
     #[error(
         "the module is not at {}: install the package quorlock-module, or build it with \
-             `cargo build --release -p quorlock`, or set {MODULE_VARIABLE} to its path",
+         `cargo build -p quorlock`, for a release build with --release, or set {MODULE_VARIABLE} \
+         to its path",
         display_paths(searched)
     )]
     NotFound {
         /// The paths that were tried.
         searched: Vec<PathBuf>,
-    },
-    /// Cargo could not be run to build the module.
-    #[error(
-        "cargo could not be run to build the module: {source}; set {MODULE_VARIABLE} to the path of \
-         a built module"
-    )]
-    NoCargo {
-        /// The error of the operating system.
-        source: Arc<io::Error>,
-    },
-    /// Cargo failed, or left no module at the expected path.
-    #[error(
-        "cargo did not build {} ({status}): fix what it reports, or set {MODULE_VARIABLE} to the \
-         path of a built module\n{output_tail}",
-        path.display()
-    )]
-    NotBuilt {
-        /// The expected path of the module.
-        path: PathBuf,
-        /// The exit status of cargo.
-        status: ExitStatus,
-        /// The last lines of the output of cargo.
-        output_tail: String,
     },
 }
 

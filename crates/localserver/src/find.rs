@@ -1,9 +1,6 @@
 use std::env::{self, consts};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::{Arc, OnceLock};
 
-use crate::error::tail;
 use crate::{BinaryError, ModuleError};
 
 /// Environment variable that names the server program to start.
@@ -12,7 +9,6 @@ pub const BINARY_VARIABLE: &str = "QUORLOCK_SERVER";
 pub const MODULE_VARIABLE: &str = "QUORLOCK_MODULE";
 
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
-const OUTPUT_TAIL_LINES: usize = 40;
 
 /// Returns the server program to start.
 ///
@@ -38,14 +34,19 @@ pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
 /// depends on the running program.
 ///
 /// A test or program that runs in a target directory of cargo uses the module of the same directory
-/// and profile, since the module of another profile may be older. A missing module is built, and an
-/// existing one is never rebuilt. Any other program uses the module in its own directory, else the
-/// installed one in `../lib/quorlock`, else the release build of the workspace, else the debug
-/// build.
+/// and profile, since the module of another profile may be older. Any other program uses the module
+/// in its own directory, else the installed one in `../lib/quorlock`, else the release build of the
+/// workspace, else the debug build.
 pub fn module_path() -> Result<PathBuf, ModuleError> {
-    // Searches once: all servers of one program load the same module.
-    static FOUND: OnceLock<Result<PathBuf, ModuleError>> = OnceLock::new();
-    FOUND.get_or_init(find_or_build).clone()
+    if let Some(named) = named_file(MODULE_VARIABLE) {
+        return named.map_err(|path| ModuleError::NoSuchFile { path });
+    }
+    let executable = env::current_exe().unwrap_or_default();
+    let searched = expected_modules(&executable);
+    match searched.iter().find(|module| module.is_file()) {
+        Some(module) => Ok(module.clone()),
+        None => Err(ModuleError::NotFound { searched }),
+    }
 }
 
 /// Returns the absolute path of the file that a variable names. The error is the value of the
@@ -56,25 +57,17 @@ fn named_file(variable: &str) -> Option<Result<PathBuf, PathBuf>> {
     Some(absolute.ok_or(path))
 }
 
-fn find_or_build() -> Result<PathBuf, ModuleError> {
-    if let Some(named) = named_file(MODULE_VARIABLE) {
-        return named.map_err(|path| ModuleError::NoSuchFile { path });
-    }
-    let executable = env::current_exe().unwrap_or_default();
+/// Returns where a program finds the module.
+fn expected_modules(executable: &Path) -> Vec<PathBuf> {
     let workspace = workspace();
-    let mut searched = Vec::new();
-    if let Some(directory) = output_directory(&executable) {
-        let module = directory.join(module_file_name());
-        if module.is_file() {
-            return Ok(module);
+    let mut expected = Vec::new();
+    if let Some(directory) = output_directory(executable) {
+        expected.push(directory.join(module_file_name()));
+        if directory.join("deps").is_dir() {
+            return expected;
         }
-        if directory.join("deps").is_dir() && workspace.join("Cargo.toml").is_file() {
-            build(&workspace, directory)?;
-            return Ok(module);
-        }
-        searched.push(module);
         // For example, /usr/bin/quorlock loads /usr/lib/quorlock/libquorlock.so.
-        searched.extend(
+        expected.extend(
             directory.parent().map(|prefix| prefix.join("lib/quorlock").join(module_file_name())),
         );
     }
@@ -83,14 +76,11 @@ fn find_or_build() -> Result<PathBuf, ModuleError> {
         // A documentation test runs outside the target directory, so this directory is a guess.
         let target =
             env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
-        searched.extend(
+        expected.extend(
             ["release", "debug"].map(|profile| target.join(profile).join(module_file_name())),
         );
     }
-    match searched.iter().find(|module| module.is_file()) {
-        Some(module) => Ok(module.clone()),
-        None => Err(ModuleError::NotFound { searched }),
-    }
+    expected
 }
 
 fn workspace() -> PathBuf {
@@ -110,25 +100,4 @@ fn output_directory(executable: &Path) -> Option<&Path> {
         Some("deps" | "examples") => directory.parent(),
         _ => Some(directory),
     }
-}
-
-fn build(workspace: &Path, output_directory: &Path) -> Result<(), ModuleError> {
-    let profile = match output_directory.file_name().and_then(|name| name.to_str()) {
-        None | Some("debug") => "dev",
-        Some(profile) => profile,
-    };
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .current_dir(workspace)
-        .args(["build", "--package", "quorlock", "--profile", profile, "--target-dir"])
-        .arg(output_directory.parent().unwrap_or(output_directory))
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|source| ModuleError::NoCargo { source: Arc::new(source) })?;
-    let path = output_directory.join(module_file_name());
-    if output.status.success() && path.is_file() {
-        return Ok(());
-    }
-    let output_tail = tail(&String::from_utf8_lossy(&output.stderr), OUTPUT_TAIL_LINES);
-    Err(ModuleError::NotBuilt { path, status: output.status, output_tail })
 }

@@ -27,7 +27,7 @@ pub struct ServerBuilder {
 #[derive(Clone, Debug)]
 enum Module {
     None,
-    /// The module of [`module_path()`], which searches for it, or builds it, at the start.
+    /// The module of [`module_path()`], which searches for it at the start.
     Quorlock,
     At(PathBuf),
 }
