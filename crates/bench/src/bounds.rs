@@ -22,11 +22,8 @@ use crate::instruments::{
 use crate::report::{Row, readable};
 
 const WAITERS: usize = 10_000;
-/// Number of keys. Most waiters wait for all of them at once.
+/// Number of keys, for any of which waiters wait.
 const KEYS: usize = 64;
-/// The oldest waiters wait only for the last of these keys. Younger ones could not pass the others
-/// for long.
-const SINGLES: usize = WAITERS / 10;
 /// Number of clients that hang up at once.
 const LEAVING: usize = 5_000;
 /// Number of readers of a lock, or of leases.
@@ -36,10 +33,6 @@ const BATCH: usize = 500;
 const ROUNDS_MAX: usize = 8;
 /// A ttl longer than a round.
 const TTL_MS: u64 = 600_000;
-/// Time after which all waits end together. All earlier events must be over by then.
-const WAITS_END_AFTER: Duration = Duration::from_secs(10);
-/// Time from the end of the waits to the moment in which the stopped server continues.
-const STOPPED_AFTER_END: Duration = Duration::from_millis(50);
 /// Time in which a server is filled with readers that end together.
 const FILLED_WITHIN: Duration = Duration::from_secs(60);
 /// Time for which these readers hold the lock while writes are paused.
@@ -82,7 +75,7 @@ pub(crate) fn with_waiters() -> anyhow::Result<Vec<Row>> {
         slowest_max: Duration::from_millis(5),
         turn_max: Duration::MAX,
     };
-    best_of_rounds(&[several_keys, one_key], &target)
+    best_of_rounds(&[one_key], &target)
 }
 
 /// Measures events with a million readers or leases, and releases that serve ten thousand waiters.
@@ -142,49 +135,6 @@ impl Outcome {
         let figure = format!("slowest command {slowest} (`{name}`), longest turn {turn}");
         Row::of_figure(self.case, figure, target.text, met)
     }
-}
-
-/// Nine of ten waiters wait for 64 keys, of which 63 hold plain strings. The others wait only for
-/// the last key.
-fn several_keys(observed: &mut ObservedServer) -> anyhow::Result<()> {
-    let keys: Vec<_> = (0..KEYS).map(|n| format!("lock:{n:02}")).collect();
-    let last = &keys[KEYS - 1];
-    for key in &keys[..KEYS - 1] {
-        observed.send(&format!("SET {key} operator\r\n"))?;
-    }
-    observed.send(&format!("LOCK.ACQUIRE {last} holder {TTL_MS}\r\n"))?;
-
-    let end = Instant::now() + WAITS_END_AFTER;
-    let all = keys.join(" ");
-    let _sockets = observed.let_all_wait(|client| {
-        let wait_ms = end.saturating_duration_since(Instant::now()).as_millis();
-        let terms = format!("client-{client} {TTL_MS} WAIT {wait_ms}\r\n");
-        if client < SINGLES {
-            format!("LOCK.ACQUIRE {last} {terms}")
-        } else {
-            format!("LOCK.MACQUIRE {KEYS} {all} {terms}")
-        }
-    })?;
-
-    observed.event(
-        "`LOCK.RELEASE`; 9,000 wait for 64 keys, 63 of which hold plain strings, and 1,000 for the 64th alone",
-        &format!("LOCK.RELEASE {last} holder\r\n"),
-        WAITERS - 1,
-    )?;
-    let deletion = format!("DEL {}\r\n", keys[0]);
-    observed.event("then `DEL` of one of the plain strings", &deletion, WAITERS - 1)?;
-    ensure!(
-        Instant::now() + STOPPED_AFTER_END < end,
-        "this machine is too slow: the waits end before all other events are measured"
-    );
-    observed.observe(
-        "then all others time out in one moment, and the lock is released in that turn",
-        |operator| {
-            sleep(end.saturating_duration_since(Instant::now()) + STOPPED_AFTER_END);
-            operator.send(&format!("LOCK.RELEASE {last} client-0\r\n"))
-        },
-        |observed| observed.has(LOCK_WAITERS, 0),
-    )
 }
 
 /// All clients wait for one key.

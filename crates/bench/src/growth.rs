@@ -1,4 +1,4 @@
-//! Growth to three million leases and back: the costliest commands, the longest turn, and memory.
+//! Growth to three million leases and back: the costliest commands, and the longest turn.
 //!
 //! On the way back, two thirds of the leases are released, and the last third expires at once.
 //!
@@ -14,7 +14,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use quorlock_testkit::{Server, info};
+use quorlock_testkit::Server;
 use redis::cmd;
 
 use crate::instruments::{Socket, apart_from_servers, processor_time};
@@ -24,8 +24,6 @@ use crate::report::{Row, readable};
 const LOCKS: u32 = 3_000_000;
 /// Number of locks that are released. The others expire.
 const RELEASED: u32 = 2_000_000;
-/// Number of locks whose memory is measured.
-const MEASURED: u32 = 1_000_000;
 /// Number of locks in a stretch.
 const STRETCH: u32 = 50_000;
 /// Number of commands in a batch.
@@ -40,8 +38,6 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Longest allowed batch or turn.
 const LONGEST: Duration = Duration::from_millis(3);
-/// Largest allowed memory of a lease, beyond its key.
-const BYTES_MAX: u64 = 200;
 
 /// The figures of one round.
 struct Figures {
@@ -50,8 +46,6 @@ struct Figures {
     releases: Vec<Duration>,
     /// The longest round trip while the last locks expire, by the number of locks that are left.
     deadlines: Vec<Duration>,
-    /// The memory of each lock, including its key.
-    bytes: u64,
 }
 
 pub(crate) fn measure() -> anyhow::Result<Vec<Row>> {
@@ -64,14 +58,6 @@ pub(crate) fn measure() -> anyhow::Result<Vec<Row>> {
         Row::of_figure(case, readable(worst), "≤ 3 ms", worst <= LONGEST)
     };
     let in_batch = format!("most processor time of {BATCH} commands and the server's other work");
-    let of_key = bytes_of_a_key()?;
-    let bytes = best.bytes.saturating_sub(of_key);
-    let memory = Row::of_figure(
-        format!("memory of each of {MEASURED} leases, beyond its key"),
-        format!("{bytes} bytes"),
-        "≤ 200 bytes",
-        bytes <= BYTES_MAX,
-    );
     Ok(vec![
         row(format!("{in_batch}, on the way to {LOCKS} leases"), &best.acquires),
         row(format!("{in_batch}, {RELEASED} releases"), &best.releases),
@@ -79,22 +65,7 @@ pub(crate) fn measure() -> anyhow::Result<Vec<Row>> {
             format!("longest `DBSIZE` while {} leases end in one moment", LOCKS - RELEASED),
             &best.deadlines,
         ),
-        memory.beside(format!("the key {of_key} bytes")),
     ])
-}
-
-/// Returns the memory of the same locks as strings of `SET NX PX`, without the module.
-fn bytes_of_a_key() -> anyhow::Result<u64> {
-    let server = Server::builder().without_module().tcp().start()?;
-    let (connection, mut socket) = (&mut server.connection(), Socket::connect(&server)?);
-    let unused = info(connection, "memory", "used_memory")?;
-    for first in (0..MEASURED).step_by(STRETCH as usize) {
-        stretch(&server, &mut socket, first, |n| {
-            format!("SET lock:{n:07} {n:032x} NX PX {TTL_MS}\r\n")
-        })?;
-    }
-    let used = info(connection, "memory", "used_memory")?;
-    Ok(used.saturating_sub(unused) / u64::from(MEASURED))
 }
 
 fn acquire(n: u32, ttl_ms: u64) -> String {
@@ -111,18 +82,12 @@ fn run_round() -> anyhow::Result<Figures> {
 
 impl Figures {
     fn measure(server: &Server) -> anyhow::Result<Self> {
-        let connection = &mut server.connection();
         let mut socket = Socket::connect(server)?;
-        let unused = info(connection, "memory", "used_memory")?;
         let stretches = |locks: std::ops::Range<u32>| locks.step_by(STRETCH as usize);
         let began = Instant::now();
-        let (mut acquires, mut bytes) = (Vec::new(), 0);
+        let mut acquires = Vec::new();
         for first in stretches(0..RELEASED) {
             acquires.push(stretch(server, &mut socket, first, |n| acquire(n, TTL_MS))?);
-            if first + STRETCH == MEASURED {
-                let used = info(connection, "memory", "used_memory")?;
-                bytes = used.saturating_sub(unused) / u64::from(MEASURED);
-            }
         }
         // A million acquires and two million releases follow: 1.5 times as many commands as so far,
         // for which twice the time suffices.
@@ -144,7 +109,7 @@ impl Figures {
             Instant::now() < end,
             "this machine became too slow for the last locks to end together"
         );
-        Ok(Self { acquires, releases, deadlines: until_all_have_ended(&mut socket, end)?, bytes })
+        Ok(Self { acquires, releases, deadlines: until_all_have_ended(&mut socket, end)? })
     }
 
     fn best_of_each(self, other: &Self) -> Self {
@@ -155,7 +120,6 @@ impl Figures {
             acquires: better(self.acquires, &other.acquires),
             releases: better(self.releases, &other.releases),
             deadlines: better(self.deadlines, &other.deadlines),
-            bytes: self.bytes.min(other.bytes),
         }
     }
 }

@@ -7,7 +7,7 @@
 //! - [`handover`]: handing a lock over to waiters
 //! - [`cost`]: what a command costs the server, beside plain commands and scripts, and what leases
 //!   and waiters cost other clients
-//! - [`growth`]: processor time and memory, up to three million leases and back
+//! - [`growth`]: processor time, up to three million leases and back
 //! - [`bounds`]: the slowest command and the longest turn with ten thousand waiters or a million
 //!   leases
 //! - [`program`]: what `quorlock run` costs beside the command alone

@@ -47,10 +47,6 @@ impl Row {
         Self { case: case.into(), ours: ours.into(), peer: String::new(), ratio: None, target }
     }
 
-    pub(crate) fn beside(self, peer: impl Into<String>) -> Self {
-        Self { peer: peer.into(), ..self }
-    }
-
     pub(crate) fn misses_its_target(&self) -> bool {
         self.target.as_ref().is_some_and(|(_, met)| !met)
     }
