@@ -141,6 +141,9 @@ pub fn run(check: &Check) -> Outcome {
 }
 
 /// Checks several models on all processors, and reports each outcome in the order of the checks.
+///
+/// # Panics
+/// When a report panics.
 pub fn run_all(checks: &[Check], report: impl FnMut(&Check, &Outcome) + Send) {
     let ended = Mutex::new((BTreeMap::new(), 0, report));
     in_parallel(checks.iter().enumerate(), |(index, check)| {

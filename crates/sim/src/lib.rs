@@ -21,6 +21,9 @@ pub use catalogue::{Check, Outcome, Size, Verdict, models, mutants, run, run_all
 pub use model::{Action, Answers, Message, Model, Property};
 
 /// Runs `work` for each item, on all processors.
+///
+/// # Panics
+/// When the work on an item panics.
 pub fn in_parallel<T>(items: impl IntoIterator<Item = T, IntoIter: Send>, work: impl Fn(T) + Sync) {
     let items = Mutex::new(items.into_iter());
     let next = || items.lock().expect("an iterator does not panic").next();

@@ -34,10 +34,6 @@ struct Args {
     #[arg(long, value_enum)]
     kind: Option<LockKind>,
 
-    /// Remove all faults from the plans
-    #[arg(long, conflicts_with = "mutants")]
-    no_faults: bool,
-
     /// Break this rule, which the checkers must notice
     #[arg(long, value_name = "NAME", value_parser = parse_mutant)]
     mutant: Option<Mutant>,
@@ -56,7 +52,7 @@ fn parse_mutant(name: &str) -> Result<Mutant, String> {
 }
 
 fn main() -> ExitCode {
-    let Args { seed, trace, seeds, from, kind, no_faults, mutant, mutants } = Args::parse();
+    let Args { seed, trace, seeds, from, kind, mutant, mutants } = Args::parse();
     if mutants {
         let is_wanted = |m: &Mutant| {
             mutant.is_none_or(|only| only == *m) && kind.is_none_or(|kind| m.kind() == kind)
@@ -65,7 +61,6 @@ fn main() -> ExitCode {
     }
     let plan = |kind, seed| {
         let plan = Plan::draw_of(kind, seed);
-        let plan = if no_faults { plan.without_faults() } else { plan };
         match mutant {
             Some(mutant) => plan.with_mutant(mutant),
             None => plan,

@@ -242,12 +242,6 @@ impl Plan {
     }
 
     #[must_use]
-    pub fn without_faults(mut self) -> Self {
-        self.faults.clear();
-        self
-    }
-
-    #[must_use]
     pub fn with_mutant(mut self, mutant: Mutant) -> Self {
         self.mutant = Some(mutant);
         self
