@@ -112,19 +112,6 @@ fn expiry_of_the_mirror_alone_does_not_end_the_lock() {
 }
 
 #[test]
-fn flush_before_a_reload_in_the_same_turn_ends_the_lock() {
-    for flush in ["FLUSHALL", "FLUSHDB", "FLUSHALL ASYNC"] {
-        for reload in ["DEBUG RELOAD", "DEBUG RELOAD NOFLUSH"] {
-            let what = format!("{flush}, {reload}");
-            let (server, mut cli) = server_and_cli();
-            assert_ne!(cli.reply(ACQUIRE), Nil, "{what}");
-            assert_eq!(cli.in_one_turn(&[flush, reload])[1], Okay, "{what}");
-            assert_ended_and_acquire(&server, &mut cli, &what);
-        }
-    }
-}
-
-#[test]
 fn mirror_of_a_lock_in_a_slow_script_expires_with_it() {
     const TTL_MS: i64 = 60_000;
     /// How long the script is busy: the age of the server's cached time at the grant.
