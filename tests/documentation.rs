@@ -9,21 +9,21 @@ use quorlock_testkit::{Server, module_path};
 use redis::Value::{self, Int};
 use redis::from_redis_value;
 
-const SYNTAX: [&str; 13] = [
-    "lock.acquire key token ttl-ms [SHARED] [WAIT wait-ms] [FENCE n] [OWNER label]",
-    "lock.extend key token ttl-ms [SHARED] [FENCE n] [TOKEN new]",
-    "lock.release key token",
-    "lock.yield key token",
-    "lock.inspect key",
-    "lock.macquire numkeys key [key ...] token ttl-ms [WAIT wait-ms] [FENCE n] [OWNER label]",
-    "lock.mextend numkeys key [key ...] token ttl-ms [FENCE n] [TOKEN new]",
-    "lock.mrelease numkeys key [key ...] token",
-    "lock.myield numkeys key [key ...] token",
-    "lock.acquireany numkeys key [key ...] token ttl-ms [WAIT wait-ms] [FENCE n] [OWNER label]",
-    "lock.revoke key [NOW]",
-    "lock.scan cursor [MATCH pattern] [COUNT count]",
-    "lock.help",
-];
+const COMMANDS: &str = include_str!("../docs/commands.md");
+
+/// The syntax of each command on its page, sorted.
+fn documented_syntax() -> Vec<String> {
+    let is_command = |row: &&str| row.starts_with("| `LOCK.") || row.starts_with("| [`LOCK.");
+    let rows = COMMANDS.lines().filter(is_command);
+    let mut syntax: Vec<_> = rows
+        .map(|row| {
+            let code: Vec<_> = row.split('`').skip(1).step_by(2).collect();
+            code.join(" ")
+        })
+        .collect();
+    syntax.sort();
+    syntax
+}
 
 type Fields = HashMap<String, Value>;
 
@@ -38,63 +38,50 @@ fn text(fields: &Fields, name: &str) -> Option<String> {
 }
 
 #[test]
-fn each_command_is_documented_and_its_arguments_match_the_syntax() {
+fn page_help_and_docs_describe_each_command_alike() {
     let (_server, mut cli) = server_and_cli();
-    for syntax in SYNTAX {
+    let lines: Vec<String> = cli.ask("LOCK.HELP");
+    let (title, lines) = lines.split_first().unwrap();
+    assert!(title.starts_with("LOCK.<command> "), "{title}");
+    let mut described = Vec::new();
+    for help in lines.chunks(2) {
+        let syntax = help[0].replace(['<', '>'], "");
         let name = syntax.split(' ').next().unwrap();
-        let docs = docs(&mut cli, name);
+        let docs = docs(&mut cli, &name.to_lowercase());
         let [summary, complexity, since] =
             ["summary", "complexity", "since"].map(|field| text(&docs, field).unwrap());
         assert!(summary.len() > 20, "{name}: {summary}");
+        assert_eq!(help[1], format!("    {summary}."), "{name}");
         assert!(complexity.starts_with("O("), "{name}: {complexity}");
         assert_eq!(since, "0.1.0", "{name}");
         // A command without arguments has no such field.
         let arguments: Vec<Fields> =
             docs.get("arguments").map_or(Vec::new(), |all| from_redis_value(all.clone()).unwrap());
-        let mut written = name.to_owned();
-        for argument in &arguments {
-            let [name, kind] = ["name", "type"].map(|field| text(argument, field).unwrap());
-            let flags: Vec<String> = argument
-                .get("flags")
-                .map_or(Vec::new(), |flags| from_redis_value(flags.clone()).unwrap());
-            let has = |flag: &str| flags.iter().any(|other| other == flag);
-            let option = text(argument, "token");
-            assert_eq!(option.is_some(), has("optional"), "{name}");
-            assert!(text(argument, "summary").is_some_and(|summary| !summary.is_empty()), "{name}");
-            let word = match option {
-                Some(option) if kind == "pure-token" => format!(" [{option}]"),
-                Some(option) => format!(" [{option} {name}]"),
-                None if has("multiple") => format!(" {name} [{name} ...]"),
-                None => format!(" {name}"),
-            };
-            written += &word;
-        }
-        assert_eq!(written, syntax);
+        let written: String = arguments.iter().map(argument_syntax).collect();
+        assert_eq!(format!("{name}{written}"), syntax);
+        let units = [("ttl-ms", "ttl"), ("wait-ms", "ms"), ("COUNT count", "COUNT n")];
+        described.push(units.iter().fold(syntax, |line, (ours, page)| line.replace(ours, page)));
     }
+    described.sort();
+    assert_eq!(described, documented_syntax());
+    assert!(cli.error("LOCK.HELP me").starts_with("ERR wrong number of arguments"));
 }
 
-#[test]
-fn help_shows_syntax_and_summary_of_each_command() {
-    let (_server, mut cli) = server_and_cli();
-    let lines: Vec<String> = cli.ask("LOCK.HELP");
-    let (title, lines) = lines.split_first().unwrap();
-    assert!(title.starts_with("LOCK.<command> "), "{title}");
-    let commands: Vec<_> =
-        lines.iter().step_by(2).map(|line| line.replace(['<', '>'], "")).collect();
-    let line_of = |name: &str| commands.iter().find(|line| line.split(' ').next() == Some(name));
-    for syntax in SYNTAX {
-        let (name, arguments) = syntax.split_once(' ').unwrap_or((syntax, ""));
-        let expected = format!("{} {arguments}", name.to_uppercase());
-        assert_eq!(
-            line_of(&name.to_uppercase()).map(String::as_str),
-            Some(expected.trim_end()),
-            "{name}"
-        );
-        let summary = text(&docs(&mut cli, name), "summary").unwrap();
-        assert!(lines.iter().any(|line| *line == format!("    {summary}.")), "{name}");
+/// The syntax of an argument of `COMMAND DOCS`, with a space before it.
+fn argument_syntax(argument: &Fields) -> String {
+    let [name, kind] = ["name", "type"].map(|field| text(argument, field).unwrap());
+    let flags: Vec<String> =
+        argument.get("flags").map_or(Vec::new(), |flags| from_redis_value(flags.clone()).unwrap());
+    let has = |flag: &str| flags.iter().any(|other| other == flag);
+    let option = text(argument, "token");
+    assert_eq!(option.is_some(), has("optional"), "{name}");
+    assert!(text(argument, "summary").is_some_and(|summary| !summary.is_empty()), "{name}");
+    match option {
+        Some(option) if kind == "pure-token" => format!(" [{option}]"),
+        Some(option) => format!(" [{option} {name}]"),
+        None if has("multiple") => format!(" {name} [{name} ...]"),
+        None => format!(" {name}"),
     }
-    assert_eq!(lines.len(), 2 * SYNTAX.len());
-    assert!(cli.error("LOCK.HELP me").starts_with("ERR wrong number of arguments"));
 }
 
 #[test]
