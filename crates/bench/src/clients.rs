@@ -26,31 +26,26 @@ pub(crate) fn open(url: impl Into<String>) -> RedisResult<Client> {
     Client::open(info.set_tcp_settings(settings))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Quorlock,
-    /// `rslock` with its default retries, after 0 to 200 ms.
-    Rslock,
-}
-
 /// A client with its own connections.
 #[derive(Clone)]
 pub(crate) enum LockClient {
     Quorlock(Quorum),
+    /// `rslock` with its default retries, after 0 to 200 ms.
     Rslock(LockManager),
 }
 
 impl LockClient {
-    /// Connects to all nodes, and acquires a lock on them once.
-    pub(crate) async fn connect(kind: Kind, urls: Vec<String>) -> anyhow::Result<Self> {
-        let client = match kind {
-            Kind::Quorlock => Self::Quorlock(Quorum::connect(urls).await?),
-            Kind::Rslock => Self::Rslock(LockManager::from_clients(
-                urls.into_iter().map(open).collect::<Result<_, _>>()?,
-            )),
-        };
-        client.lock_once(&format!("warm-up:{:032x}", rand::random::<u128>())).await?;
-        Ok(client)
+    /// Connects Quorlock and then `rslock` to all nodes. Each acquires a lock on them once.
+    pub(crate) async fn connect_both(urls: &[String]) -> anyhow::Result<[Self; 2]> {
+        let clients = urls.iter().map(|url| open(url.clone())).collect::<Result<_, _>>()?;
+        let both = [
+            Self::Quorlock(Quorum::connect(urls).await?),
+            Self::Rslock(LockManager::from_clients(clients)),
+        ];
+        for client in &both {
+            client.lock_once(&format!("warm-up:{:032x}", rand::random::<u128>())).await?;
+        }
+        Ok(both)
     }
 
     /// Acquires a free lock, and releases it. Returns the time until both are confirmed.

@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 use quorlock_testkit::{Accident, Direction, Disk};
 
 use crate::Effort;
-use crate::clients::{FailingNodes, Kind, LockClient};
+use crate::clients::{FailingNodes, LockClient};
 use crate::instruments::Latencies;
 use crate::report::Row;
 
@@ -98,8 +98,7 @@ impl Setup {
     /// Starts the nodes, connects the clients, and injects the fault.
     async fn start(condition: Condition) -> anyhow::Result<Self> {
         let mut nodes = FailingNodes::start(condition.behind_proxy)?;
-        let client = LockClient::connect(Kind::Quorlock, nodes.urls()).await?;
-        let rslock = LockClient::connect(Kind::Rslock, nodes.urls()).await?;
+        let [client, rslock] = LockClient::connect_both(&nodes.urls()).await?;
         if let Some(accident) = condition.accident {
             nodes.inject(accident)?;
         }

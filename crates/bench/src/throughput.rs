@@ -20,7 +20,7 @@ use tokio::task::{JoinSet, unconstrained};
 use tokio::time::sleep;
 
 use crate::Effort;
-use crate::clients::{Kind, LockClient, open, start_nodes};
+use crate::clients::{LockClient, open, start_nodes};
 use crate::report::Row;
 
 const NODES: [usize; 2] = [3, 5];
@@ -54,14 +54,10 @@ pub(crate) async fn many_tasks(effort: Effort) -> anyhow::Result<Vec<Row>> {
     for count in NODES {
         let nodes = start_nodes(count)?;
         // Each client has keys of its own, so its background work does not delay the next client.
-        let contestants = [
-            ("quorlock", LockClient::connect(Kind::Quorlock, nodes.urls()).await?),
-            ("rslock", LockClient::connect(Kind::Rslock, nodes.urls()).await?),
-        ]
-        .map(|(prefix, client)| (prefix, Contestant::Client(client)));
-        let [ours, rslock] = contestants;
+        let [ours, rslock] = LockClient::connect_both(&nodes.urls()).await?;
         let bare = ("bare", Contestant::Bare(Bare::connect(nodes.urls()).await?));
-        let contestants = [ours, bare, rslock];
+        let contestants =
+            [("quorlock", Contestant::Client(ours)), bare, ("rslock", Contestant::Client(rslock))];
         for tasks in TASKS {
             rows.extend(compare(&contestants, count, tasks, effort).await?);
         }
