@@ -35,9 +35,9 @@ impl Meter {
     ///
     /// `may_open` runs under the lock that [`Meter::wait_until_closed`] uses, so that no connection
     /// opens unseen after a cut.
-    pub(super) fn try_open(&self, may_open: impl FnOnce(usize) -> bool) -> bool {
+    pub(super) fn try_open(&self, may_open: impl FnOnce() -> bool) -> bool {
         let mut open = self.lock_open();
-        let opened = may_open(*open);
+        let opened = may_open();
         *open += usize::from(opened);
         opened
     }

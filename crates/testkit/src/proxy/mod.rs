@@ -49,9 +49,6 @@ struct Shared {
 }
 
 impl Proxy {
-    /// Largest number of open connections. Further ones are reset.
-    pub const CONNECTIONS_MAX: usize = 1024;
-
     /// Starts a proxy for the server at `upstream_url`: `redis://host:port/` or
     /// `redis+unix:///path`.
     ///

@@ -8,9 +8,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
 
+use super::Shared;
 use super::lane::{Direction, Lane};
 use super::meter::RoundTrip;
-use super::{Proxy, Shared};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
@@ -23,8 +23,7 @@ pub(super) async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
             sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let may_open = |open| open < Proxy::CONNECTIONS_MAX && !shared.faults.borrow().cut;
-        if shared.meter.try_open(may_open) {
+        if shared.meter.try_open(|| !shared.faults.borrow().cut) {
             tokio::spawn(serve(client, Open(Arc::clone(&shared))));
         } else {
             reset(client);
