@@ -97,69 +97,59 @@ impl fmt::Display for CommandError {
 fn write_node_error(f: &mut fmt::Formatter<'_>, error: &node::CommandError) -> fmt::Result {
     use node::CommandError as Error;
 
-    let text = match error {
-        Error::OtherKeys => {
+    match error {
+        Error::OtherKeys => f.write_str(
             "ERR the token holds these keys, but they are not all the keys of one lock: name each \
-             key of the lock and no other (LOCK.MEXTEND)"
+             key of the lock and no other (LOCK.MEXTEND)",
+        ),
+        Error::KeyLength => write!(f, "ERR a key of a lock must be at most {KEY_BYTES_MAX} bytes"),
+        Error::WrongType => {
+            f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
         }
-        Error::KeyLength => {
-            return write!(f, "ERR a key of a lock must be at most {KEY_BYTES_MAX} bytes");
-        }
-        Error::WrongType => "WRONGTYPE Operation against a key holding the wrong kind of value",
-        Error::SeveralShared => {
+        Error::SeveralShared => f.write_str(
             "ERR only LOCK.ACQUIRE and LOCK.EXTEND take SHARED: a lock of several keys, or of any \
-             of several, is exclusive"
-        }
-        Error::TokenInUse => {
-            "ERR the new token already holds this lock: use at least 16 random bytes, new every time"
-        }
-        Error::AlreadyWaits => {
+             of several, is exclusive",
+        ),
+        Error::TokenInUse => f.write_str(
+            "ERR the new token already holds this lock: use at least 16 random bytes, new every \
+             time",
+        ),
+        Error::AlreadyWaits => f.write_str(
             "ERR the token already waits for one of these keys: use a new token for every attempt, \
-             or FENCE to repeat a request"
-        }
-        Error::NoExpiry => {
+             or FENCE to repeat a request",
+        ),
+        Error::NoExpiry => f.write_str(
             "ERR the key holds a string without an expiry, which is data and not a lock: remove it \
-             with DEL if it is not needed"
-        }
+             with DEL if it is not needed",
+        ),
         Error::NotWritten => {
-            "ERR the server refused to write the key: nothing was locked or revoked"
+            f.write_str("ERR the server refused to write the key: nothing was locked or revoked")
         }
-        Error::Held { number, is_older: true } => {
-            return write!(
-                f,
-                "HELD {number} older: an older client holds the lock or waits for it; wait, or \
-                 give up"
-            );
-        }
-        Error::Held { number, is_older: false } => {
-            return write!(
-                f,
-                "HELD {number} younger: only younger clients hold the lock or wait for it; wait, \
-                 or give up"
-            );
-        }
-        Error::TicketTooFarAhead { largest } => {
-            return write!(
-                f,
-                "ERR FENCE is more than twice lock.max-clock-skew ahead of this server's clock: \
-                 set the clocks right; the largest that it accepts now is {largest}"
-            );
-        }
-        Error::BadFence(error) => return write!(f, "BADFENCE {error}"),
-        Error::QueueFull { max_waiters } => {
-            return write!(
-                f,
-                "QUEUEFULL {max_waiters} clients already wait: try again later, or raise \
-                 lock.max-waiters"
-            );
-        }
-        Error::Revoked { left_ms } => {
-            return write!(
-                f,
-                "REVOKED {left_ms} an operator revoked this lock: finish within {left_ms} ms, it \
-                 cannot be extended"
-            );
-        }
+        Error::Held { number, is_older: true } => write!(
+            f,
+            "HELD {number} older: an older client holds the lock or waits for it; wait, or give up"
+        ),
+        Error::Held { number, is_older: false } => write!(
+            f,
+            "HELD {number} younger: only younger clients hold the lock or wait for it; wait, or \
+             give up"
+        ),
+        Error::TicketTooFarAhead { largest } => write!(
+            f,
+            "ERR FENCE is more than twice lock.max-clock-skew ahead of this server's clock: set \
+             the clocks right; the largest that it accepts now is {largest}"
+        ),
+        Error::BadFence(error) => write!(f, "BADFENCE {error}"),
+        Error::QueueFull { max_waiters } => write!(
+            f,
+            "QUEUEFULL {max_waiters} clients already wait: try again later, or raise \
+             lock.max-waiters"
+        ),
+        Error::Revoked { left_ms } => write!(
+            f,
+            "REVOKED {left_ms} an operator revoked this lock: finish within {left_ms} ms, it \
+             cannot be extended"
+        ),
         Error::Abstaining { reason, left_ms } => {
             write!(f, "ABSTAIN {left_ms} {reason}: this node ")?;
             let why = match reason {
@@ -170,8 +160,7 @@ fn write_node_error(f: &mut fmt::Formatter<'_>, error: &node::CommandError) -> f
                     return f.write_str("is a replica and grants no locks; ask its master");
                 }
             };
-            return write!(f, "{why}; it grants locks again in {left_ms} ms; ask the other nodes");
+            write!(f, "{why}; it grants locks again in {left_ms} ms; ask the other nodes")
         }
-    };
-    f.write_str(text)
+    }
 }
