@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use crate::{BINARY_VARIABLE, MODULE_VARIABLE};
 
-/// Why no server program was found.
+/// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
-pub enum BinaryError {
+pub enum StartError {
     /// The environment names a program that does not exist.
     #[error("{BINARY_VARIABLE} names {}, which is not a file: set it to the path of a redis-server or \
              valkey-server, or unset it to take the one on PATH", path.display())]
-    NoSuchFile {
+    NoSuchBinary {
         /// The value of the variable.
         path: PathBuf,
     },
@@ -21,19 +21,14 @@ pub enum BinaryError {
          (the packages are called redis-server and valkey-server), or set {BINARY_VARIABLE} to the \
          path of one"
     )]
-    NotInstalled,
-}
-
-/// Why no module was found.
-#[derive(Debug, thiserror::Error)]
-pub enum ModuleError {
+    NoBinary,
     /// The environment names a file that does not exist.
     #[error(
         "{MODULE_VARIABLE} names {}, which is not a file: set it to the path of the built module, \
          or unset it to let the program search for the module",
         path.display()
     )]
-    NoSuchFile {
+    NoSuchModule {
         /// The value of the variable.
         path: PathBuf,
     },
@@ -44,21 +39,10 @@ pub enum ModuleError {
          to its path",
         display_paths(searched)
     )]
-    NotFound {
+    NoModule {
         /// The paths that were tried.
         searched: Vec<PathBuf>,
     },
-}
-
-/// Why a server did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// There is no server program.
-    #[error(transparent)]
-    Binary(#[from] BinaryError),
-    /// There is no module to load.
-    #[error(transparent)]
-    Module(#[from] ModuleError),
     /// The directory or the log of the server cannot be created.
     #[error("{} cannot be prepared for a server: {source}", path.display())]
     Directory {

@@ -1,7 +1,7 @@
 use std::env::{self, consts};
 use std::path::{Path, PathBuf};
 
-use crate::{BinaryError, ModuleError};
+use crate::StartError;
 
 /// Environment variable that names the server program to start.
 pub const BINARY_VARIABLE: &str = "QUORLOCK_SERVER";
@@ -15,9 +15,9 @@ const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
 /// The program is the one that `QUORLOCK_SERVER` names, else `redis-server`, else `valkey-server`
 /// on `PATH`. The returned path is absolute. Symbolic links are not resolved, because these
 /// programs act by the name under which they are called.
-pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
+pub fn find_server_binary() -> Result<PathBuf, StartError> {
     if let Some(named) = named_file(BINARY_VARIABLE) {
-        return named.map_err(|path| BinaryError::NoSuchFile { path });
+        return named.map_err(|path| StartError::NoSuchBinary { path });
     }
     let search = env::var_os("PATH").unwrap_or_default();
     PROGRAMS
@@ -25,7 +25,7 @@ pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
         .flat_map(|program| env::split_paths(&search).map(move |directory| directory.join(program)))
         .filter_map(|candidate| std::path::absolute(candidate).ok())
         .find(|candidate| candidate.is_file())
-        .ok_or(BinaryError::NotInstalled)
+        .ok_or(StartError::NoBinary)
 }
 
 /// Returns the path of the Quorlock module to load.
@@ -37,15 +37,15 @@ pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
 /// and profile, since the module of another profile may be older. Any other program uses the module
 /// in its own directory, else the installed one in `../lib/quorlock`, else the release build of the
 /// workspace, else the debug build.
-pub fn module_path() -> Result<PathBuf, ModuleError> {
+pub fn module_path() -> Result<PathBuf, StartError> {
     if let Some(named) = named_file(MODULE_VARIABLE) {
-        return named.map_err(|path| ModuleError::NoSuchFile { path });
+        return named.map_err(|path| StartError::NoSuchModule { path });
     }
     let executable = env::current_exe().unwrap_or_default();
     let searched = expected_modules(&executable);
     match searched.iter().find(|module| module.is_file()) {
         Some(module) => Ok(module.clone()),
-        None => Err(ModuleError::NotFound { searched }),
+        None => Err(StartError::NoModule { searched }),
     }
 }
 

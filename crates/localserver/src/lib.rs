@@ -20,7 +20,7 @@ mod find;
 mod nodes;
 mod server;
 
-pub use error::{BinaryError, ModuleError, StartError};
+pub use error::StartError;
 pub use find::{BINARY_VARIABLE, MODULE_VARIABLE, find_server_binary, module_path};
 pub use nodes::Nodes;
 pub use server::{ReservedPort, Server, ServerBuilder, StartHook};

@@ -31,6 +31,6 @@ pub use fleet::{Accident, Disk, Fleet, FleetNode, Incident, Injectors, evict, in
 pub use injector::{Inject, PowerCut, WallClock};
 pub use proxy::{Direction, Proxy};
 pub use quorlock_localserver::{
-    BINARY_VARIABLE, BinaryError, MODULE_VARIABLE, ModuleError, Nodes, ReservedPort, Server,
-    ServerBuilder, StartError, find_server_binary, holds_within, module_path,
+    BINARY_VARIABLE, MODULE_VARIABLE, Nodes, ReservedPort, Server, ServerBuilder, StartError,
+    find_server_binary, holds_within, module_path,
 };
