@@ -94,16 +94,6 @@ pub(crate) fn handle_and_log(ctx: &Ctx<'_>, event: ServerEvent) {
     log_abstention(ctx);
 }
 
-/// Plans a check of the policy at the end of this turn.
-pub(crate) fn handle_eviction_policy_change() {
-    module::with(|state| state.check_eviction_policy = true);
-}
-
-/// Plans to read the conditions at the end of this turn.
-pub(crate) fn handle_write_condition_change() {
-    module::with(|state| state.read_write_conditions = true);
-}
-
 fn postpone(event: ServerEvent) {
     if module::is_loaded() {
         PENDING.get().borrow_mut().push_back(event);

@@ -8,7 +8,7 @@ use redis_module::raw;
 
 use super::{Arg, Ctx, api, clock, entry, keyspace};
 use crate::server_events::Removal;
-use crate::{before_sleep, server_events};
+use crate::{before_sleep, module, server_events};
 
 /// Subscribes to every event that the module needs. Called last while loading: see [`entry`].
 pub(super) fn subscribe(ctx: &Ctx<'_>) {
@@ -204,13 +204,17 @@ unsafe fn handle_config_change(change: *mut raw::RedisModuleConfigChange) {
     for &name in names {
         // SAFETY: the caller's promise.
         match unsafe { CStr::from_ptr(name) }.to_bytes() {
-            b"maxmemory-policy" => server_events::handle_eviction_policy_change(),
+            b"maxmemory-policy" => {
+                module::with(|state| state.check_eviction_policy = true);
+            }
             b"save"
             | b"stop-writes-on-bgsave-error"
             | b"min-replicas-to-write"
             | b"min-slaves-to-write"
             | b"min-replicas-max-lag"
-            | b"min-slaves-max-lag" => server_events::handle_write_condition_change(),
+            | b"min-slaves-max-lag" => {
+                module::with(|state| state.read_write_conditions = true);
+            }
             b"appendonly" => server_events::handle_event(ServerEvent::AppendOnlyFileSwitched),
             _ => {}
         }
