@@ -12,7 +12,7 @@ use super::clock::Ns;
 use super::events::Event;
 use super::plan::{Habits, Plan};
 use super::process::{CallerResult, Process};
-use super::world::{DetachedLock, World};
+use super::world::World;
 
 /// A task of a program, which uses one lock after another.
 pub(super) struct Caller {
@@ -159,7 +159,7 @@ impl Process {
             && let Some(detached) = world.detached.pop()
         {
             this.usage = Some(usage);
-            let DetachedLock { key_set, token, spec } = detached;
+            let (key_set, token, spec) = detached;
             let at_once = (Some(Duration::ZERO), false);
             let call = self.call(caller, (key_set, spec), at_once, Some(token), world);
             self.callers[caller].state = State::Calling(call);
@@ -253,7 +253,7 @@ impl Process {
             End::Detach => {
                 let key_set = self.lock(lock).map_or(0, |lock| lock.call.key_set);
                 if let Some((token, spec)) = self.detach(lock, world) {
-                    world.detached.push(DetachedLock { key_set, token, spec });
+                    world.detached.push((key_set, token, spec));
                 }
                 self.caller_rests(caller, world);
             }

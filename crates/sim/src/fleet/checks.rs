@@ -10,8 +10,8 @@ use quorlock_core::quorum::{ExtensionVerdict, LossReason, Majority, Ownership};
 use super::claims::{Claim, ClaimKind, MachineId};
 use super::clock::{MS, Ns, SECOND};
 use super::plan::{FaultKind, LockKind, Plan};
-use super::process::{Lock, Process};
-use super::world::{Call, FailedCall, Note, ReleasedLock, World};
+use super::process::{HeldLock, Lock, Process};
+use super::world::{Call, FailedCall, Note, World};
 
 /// Interval between two checks of the whole fleet.
 pub(super) const SAMPLE_EVERY: Ns = 250 * MS;
@@ -75,10 +75,10 @@ impl Checks {
                     self.check_exclusion(lock, world, processes);
                     self.check_held_on_majority(lock, world, processes);
                 }
-                Note::Released(lock) => {
-                    self.forget(lock.id);
-                    if let (Ownership::Lost(reason), true) = (lock.ownership, lock.renewed) {
-                        self.check_loss(&lock, reason, world);
+                Note::Released { id, lock, ownership } => {
+                    self.forget(id);
+                    if let (Ownership::Lost(reason), true) = (ownership, lock.call.renews) {
+                        self.check_loss(id, &lock, reason, world);
                     }
                 }
                 Note::Detached(lock) => self.forget(lock),
@@ -232,22 +232,22 @@ impl Checks {
     /// A node is not well if another call held a key there for long, for example because a fault
     /// delayed the RELEASE of an earlier lock. If a fault begins within [`COVERAGE_DELAY`] of the
     /// grant, the lock need only survive one failing node.
-    fn check_loss(&self, lock: &ReleasedLock, reason: LossReason, world: &mut World) {
+    fn check_loss(&self, id: MachineId, lock: &HeldLock, reason: LossReason, world: &mut World) {
         let plan = Arc::clone(&world.plan);
-        let (process, from, to) = (lock.id.process, lock.call_started, world.now);
+        let (process, from, to) = (id.process, lock.call.started, world.now);
         // Several calls for one of several keys may hold a key in turn, so their times add up.
         let adds_up = plan.kind == LockKind::Permits;
         let is_taken = |node: usize| {
             let claims = &world.claims;
             (lock.keys.iter())
-                .any(|&key| claims.was_held_by_another(node, key, lock.id, (from, to), adds_up))
+                .any(|&key| claims.was_held_by_another(node, key, id, (from, to), adds_up))
         };
         let (unaffected, failing): (Vec<usize>, Vec<usize>) =
             (0..plan.nodes).partition(|&node| plan.is_well(process, node, from, to));
         let well = unaffected.into_iter().filter(|&node| !is_taken(node)).count();
-        let fault_began_early = plan.fault_begins(process, lock.since, lock.since + COVERAGE_DELAY);
+        let fault_began_early =
+            plan.fault_begins(process, lock.since, lock.since + COVERAGE_DELAY, |_| true);
         if well >= self.majority.size() && !(failing.len() > 1 && fault_began_early) {
-            let id = lock.id;
             world.violate(format!(
                 "{id} lost a renewed lock ({reason:?}) while {well} nodes were well"
             ));

@@ -284,7 +284,7 @@ impl Plan {
             matches!(kind, FaultKind::PauseProcess { .. } | FaultKind::Sleep { .. })
         };
         let is_other = |kind: &FaultKind| !is_pause(kind);
-        self.fault_begins_of(process, from, to, is_pause)
+        self.fault_begins(process, from, to, is_pause)
             && self.has_no_fault((process, node), from, to, is_other)
     }
 
@@ -310,12 +310,9 @@ impl Plan {
         })
     }
 
-    /// Returns whether a fault that affects requests of this process begins between two times.
-    pub(super) fn fault_begins(&self, process: usize, from: Ns, to: Ns) -> bool {
-        self.fault_begins_of(process, from, to, |_| true)
-    }
-
-    fn fault_begins_of(
+    /// Returns whether a fault that `counts`, and that affects requests of this process, begins
+    /// between two times.
+    pub(super) fn fault_begins(
         &self,
         process: usize,
         from: Ns,

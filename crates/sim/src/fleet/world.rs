@@ -12,6 +12,7 @@ use super::events::Events;
 use super::host::Host;
 use super::network::Network;
 use super::plan::Plan;
+use super::process::HeldLock;
 
 /// Writes a line of the trace, if it was requested.
 macro_rules! trace {
@@ -36,8 +37,8 @@ pub(super) struct World {
     pub(super) trace: Option<String>,
     /// Facts about the present event. The checkers take them at its end.
     pub(super) notes: Vec<Note>,
-    /// Locks that no caller has attached yet.
-    pub(super) detached: Vec<DetachedLock>,
+    /// Locks that no caller has attached yet: their set of keys, token and description.
+    pub(super) detached: Vec<(usize, Token, Arc<Spec>)>,
     /// Tokens of locks that an operator has ended on at least one node.
     pub(super) ended_by_operator: Vec<Token>,
     /// Tokens of locks that an operator has ended on a majority, and when.
@@ -59,12 +60,6 @@ pub(super) struct World {
     /// Largest number of locks of one set of keys that were held at the same time.
     pub(super) most_together: usize,
     pub(super) locks: u64,
-}
-
-pub(super) struct DetachedLock {
-    pub(super) key_set: usize,
-    pub(super) token: Token,
-    pub(super) spec: Arc<Spec>,
 }
 
 /// A call of a program, and what its process knows of it.
@@ -91,21 +86,9 @@ pub(super) struct Call {
 pub(super) enum Note {
     Granted(MachineId),
     Extended { lock: MachineId, verdict: ExtensionVerdict, round_began: Ns },
-    Released(ReleasedLock),
+    Released { id: MachineId, lock: HeldLock, ownership: Ownership },
     Detached(MachineId),
     Failed(FailedCall),
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct ReleasedLock {
-    pub(super) id: MachineId,
-    /// As indexes of [`Plan::names`].
-    pub(super) keys: Vec<usize>,
-    pub(super) ownership: Ownership,
-    pub(super) renewed: bool,
-    pub(super) call_started: Ns,
-    /// When the process acquired the lock.
-    pub(super) since: Ns,
 }
 
 #[derive(Clone, Debug)]

@@ -15,8 +15,8 @@ use quorlock_core::quorum::{Majority, Moment};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-pub(super) use self::use_of_locks::Lock;
-use self::use_of_locks::{HeldLock, ReleaseTask};
+use self::use_of_locks::ReleaseTask;
+pub(super) use self::use_of_locks::{HeldLock, Lock};
 use super::caller::Caller;
 use super::claims::MachineId;
 use super::clock::{ClientClock, Ns};

@@ -13,7 +13,7 @@ use super::{CallerResult, ConnectionKind, Process};
 use crate::fleet::claims::MachineId;
 use crate::fleet::clock::{MS, Ns};
 use crate::fleet::plan::LockKind;
-use crate::fleet::world::{Call, FailedCall, Note, ReleasedLock, World};
+use crate::fleet::world::{Call, FailedCall, Note, World};
 
 /// A lock that a call acquired. It may have ended since.
 pub(in crate::fleet) struct Lock<'a> {
@@ -21,6 +21,7 @@ pub(in crate::fleet) struct Lock<'a> {
     facts: &'a HeldLock,
 }
 
+#[derive(Clone, Debug)]
 pub(in crate::fleet) struct HeldLock {
     pub(in crate::fleet) call: Call,
     /// The keys that the lock took of the set, as indexes of `Plan::names`.
@@ -153,8 +154,7 @@ impl Process {
             return;
         };
         let (token, due) = (hold.token(), self.longest_timeout(hold.spec()));
-        let (keys, renewed) = (lock.keys.clone(), lock.call.renews);
-        let (call_started, since) = (lock.call.started, lock.since);
+        let lock = lock.clone();
         let mut ctx = self.shared.context(world.now);
         let released = match caller {
             Some(_) => self.shard.release(number, &mut ctx),
@@ -162,8 +162,7 @@ impl Process {
         };
         let Some((ownership, release)) = released else { return };
         trace!(world, "{id} releases: {ownership:?}");
-        let released = ReleasedLock { id, keys, ownership, renewed, call_started, since };
-        world.notes.push(Note::Released(released));
+        world.notes.push(Note::Released { id, lock, ownership });
         let is_held = !matches!(ownership, Ownership::Lost(_));
         if is_held {
             world.claims.record_released(token, world.now);
