@@ -152,11 +152,6 @@ pub(super) enum FaultKind {
 type Pairs = Vec<(usize, usize)>;
 
 impl Plan {
-    /// Draws a plan with exclusive locks.
-    pub fn draw(seed: u64) -> Self {
-        Self::draw_of(LockKind::Exclusive, seed)
-    }
-
     /// Draws a plan with locks of this kind.
     ///
     /// A separate generator draws the parts that exclusive locks do not have. So a change of these
