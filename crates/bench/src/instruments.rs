@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use hdrhistogram::Histogram;
@@ -67,11 +67,6 @@ impl Socket {
         self.send(&format!("LOCK.ACQUIRE orders/42 {client:032x} {ms} WAIT {ms}\r\n"))
     }
 
-    /// Releases the lock `orders/42`. Does not read the reply.
-    pub(crate) fn release(&mut self, client: usize) -> anyhow::Result<()> {
-        self.send(&format!("LOCK.RELEASE orders/42 {client:032x}\r\n"))
-    }
-
     /// Waits until the lock is granted.
     pub(crate) fn read_grant(&mut self) -> anyhow::Result<()> {
         self.expect("*2")?;
@@ -83,20 +78,6 @@ impl Socket {
     pub(crate) fn ping(&mut self) -> anyhow::Result<()> {
         self.send("PING\r\n")?;
         self.expect("+PONG")
-    }
-
-    /// Sends PINGs one after another.
-    pub(crate) fn time_pings(
-        &mut self,
-        pings: u32,
-        latencies: &mut Latencies,
-    ) -> anyhow::Result<()> {
-        for _ in 0..pings {
-            let started = Instant::now();
-            self.ping()?;
-            latencies.record(started.elapsed());
-        }
-        Ok(())
     }
 
     pub(crate) fn send(&mut self, commands: &str) -> anyhow::Result<()> {
