@@ -58,15 +58,6 @@ fn server_that_ends_by_itself_is_not_running() {
 }
 
 #[test]
-fn dropped_server_leaves_no_process_and_no_temporary_directory() {
-    let server = Server::builder().start().unwrap();
-    let (pid, dir) = (server.pid(), server.dir().to_path_buf());
-    assert!(is_alive(pid) && dir.is_dir());
-    drop(server);
-    assert!(!is_alive(pid) && !dir.exists());
-}
-
-#[test]
 fn server_that_is_still_loading_is_not_yet_started() {
     let mut server = Server::builder().start().unwrap();
     let mut connection = server.connection();
