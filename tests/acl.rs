@@ -167,16 +167,6 @@ fn operator_commands_alone_are_in_admin_and_dangerous() {
         }
         assert!(PROGRAM_COMMANDS.iter().all(|command| !commands.contains(*command)), "{category}");
     }
-    set_user(connection, &["program", "on", "nopass", "~*", "+@all", "-@dangerous"]);
-    set_user(connection, &["operator", "on", "nopass", "~orders/*", "+lock.revoke"]);
-    if !knows_categories {
-        set_user(connection, &["program", "-lock.revoke", "-lock.scan"]);
-    }
-    let program = allowed_commands(connection, "program", "orders/1");
-    assert!(OPERATOR_COMMANDS.iter().all(|command| !program.contains(*command)));
-    assert!(PROGRAM_COMMANDS.iter().all(|command| program.contains(*command)));
-    assert!(allowed_commands(connection, "operator", "orders/1").contains("lock.revoke"));
-    assert!(!allowed_commands(connection, "operator", "other/1").contains("lock.revoke"));
 }
 
 #[test]
