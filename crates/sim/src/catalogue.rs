@@ -9,14 +9,9 @@ use crate::fleet::{Broken, ClientRule, Mutant, NodeRule};
 use crate::in_parallel;
 use crate::model::{Action, Answers, Model, Property, State};
 
-/// Which models to check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
-    /// Models that are checked in seconds, even in a debug build.
-    Small,
-    /// The models of `Small`, and more, which are checked in minutes in a release build.
-    Full,
-}
+/// The first models are so small that they are checked in seconds, even in a debug build. The
+/// others take minutes in a release build.
+pub const SMALL_MODELS: usize = 2;
 
 /// A model to check, and the expected verdict.
 #[derive(Clone, Debug)]
@@ -27,30 +22,25 @@ pub struct Check {
     pub breaks: Option<Property>,
 }
 
-/// Returns the models in which no rule is broken.
-pub fn models(size: Size) -> Vec<Check> {
+/// Returns the models in which no rule is broken, of which [`SMALL_MODELS`] come first.
+pub fn models() -> Vec<Check> {
     let model = Model::new(3, 2);
     let restart = Model { restarts: 1, ..model.clone() };
     // All nodes accept the fences of the restarted node.
     let caught_up = Model { wall_after_restart_us: 50, ..restart.clone() };
     let at_once = |nodes, calls| Model { answers: Answers::AtOnce, ..Model::new(nodes, calls) };
-    let mut checks = vec![
+    vec![
         holds("3 nodes, 2 calls", model.clone()),
         holds(
             "3 nodes that lag behind each other, 2 calls",
             Model { counters: vec![5, 0, 5], ..model.clone() },
         ),
-    ];
-    if size == Size::Full {
-        checks.extend([
-            holds("3 nodes, 2 calls, and a request arrives twice", Model { repeats: 1, ..model }),
-            holds("3 nodes, 2 calls, and a node restarts far ahead of the others", restart),
-            holds("3 nodes, 2 calls, a node restarts, and the others have caught up", caught_up),
-            holds("3 nodes, 3 calls, answers arrive at once", at_once(3, 3)),
-            holds("5 nodes, 2 calls, answers arrive at once", at_once(5, 2)),
-        ]);
-    }
-    checks
+        holds("3 nodes, 2 calls, and a request arrives twice", Model { repeats: 1, ..model }),
+        holds("3 nodes, 2 calls, and a node restarts far ahead of the others", restart),
+        holds("3 nodes, 2 calls, a node restarts, and the others have caught up", caught_up),
+        holds("3 nodes, 3 calls, answers arrive at once", at_once(3, 3)),
+        holds("5 nodes, 2 calls, answers arrive at once", at_once(5, 2)),
+    ]
 }
 
 /// Returns a check for each rule of the agreement, broken in a model that is just large enough to

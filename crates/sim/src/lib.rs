@@ -17,7 +17,7 @@ mod catalogue;
 pub mod fleet;
 mod model;
 
-pub use catalogue::{Check, Outcome, Size, Verdict, models, mutants, run, run_all};
+pub use catalogue::{Check, Outcome, SMALL_MODELS, Verdict, models, mutants, run, run_all};
 pub use model::{Action, Answers, Message, Model, Property};
 
 /// Runs `work` for each item, on all processors.
