@@ -7,7 +7,7 @@ use crate::docs;
 use crate::error::CommandError;
 use crate::ffi::command::Keys;
 use crate::ffi::{Arg, Args, Ctx, Name, ServerKeyspace, clock};
-use crate::inspection;
+use crate::inspection::{self, number};
 use crate::module;
 use crate::request::{self, KeysAndToken, Options, ScanTerms};
 
@@ -188,20 +188,16 @@ pub(crate) fn reply_after_wait(ctx: &Ctx<'_>, reply: Option<WaitReply>) {
 fn reply_granted(ctx: &Ctx<'_>, fence: Fence, waited_us: u64) {
     ctx.reply_array(2);
     ctx.reply_integer(integer(fence));
-    reply_waited_us(ctx, waited_us);
+    ctx.reply_integer(number(waited_us));
 }
 
 fn reply_granted_one(ctx: &Ctx<'_>, fence: Fence, waited_us: Option<u64>, key: &[u8]) {
     ctx.reply_array(if waited_us.is_some() { 3 } else { 2 });
     ctx.reply_integer(integer(fence));
     if let Some(waited_us) = waited_us {
-        reply_waited_us(ctx, waited_us);
+        ctx.reply_integer(number(waited_us));
     }
     ctx.reply_bytes(key);
-}
-
-fn reply_waited_us(ctx: &Ctx<'_>, waited_us: u64) {
-    ctx.reply_integer(i64::try_from(waited_us).unwrap_or(i64::MAX));
 }
 
 pub(crate) fn integer(fence: Fence) -> i64 {

@@ -23,16 +23,20 @@ const PREFIX: &[u8] = b"lock.";
 const AS_MAX_TTL: i64 = -1;
 
 static MAX_TTL_MS: Number =
-    Number { fixed_at_start: true, ..number(c"max-ttl", 60_000, 1, WEEK_MS, |_| ()) };
+    Number { fixed_at_start: true, ..number(c"max-ttl", 60_000, 1, WEEK_MS, || ()) };
 /// How long the node abstains after the module was loaded. A new value takes effect at the next
 /// start.
-static REJOIN_DELAY_MS: Number = number(c"rejoin-delay", AS_MAX_TTL, AS_MAX_TTL, WEEK_MS, |_| ());
+static REJOIN_DELAY_MS: Number = number(c"rejoin-delay", AS_MAX_TTL, AS_MAX_TTL, WEEK_MS, || ());
 /// How far a proposed fence may exceed the server's own wall clock. A fence is usually the wall
 /// clock of a client, in microseconds.
-static MAX_CLOCK_SKEW_MS: Number = number(c"max-clock-skew", 60_000, 0, DAY_MS, set_max_clock_skew);
+static MAX_CLOCK_SKEW_MS: Number = number(c"max-clock-skew", 60_000, 0, DAY_MS, || {
+    module::with(|state| state.node.set_max_clock_skew_ms(max_clock_skew_ms()));
+});
 
 /// How many clients may wait, for all keys together.
-static MAX_WAITERS: Number = number(c"max-waiters", 1000, 0, 1_000_000, set_max_waiters);
+static MAX_WAITERS: Number = number(c"max-waiters", 1000, 0, 1_000_000, || {
+    module::with(|state| state.node.set_max_waiters(max_waiters()));
+});
 
 /// The set to which this node belongs: `NAME ID MEMBERS`.
 static SET: Text = Text::new(c"set", normalize_set);
@@ -40,7 +44,7 @@ static SET: Text = Text::new(c"set", normalize_set);
 static NUMBERS: [&Number; 4] = [&MAX_TTL_MS, &REJOIN_DELAY_MS, &MAX_CLOCK_SKEW_MS, &MAX_WAITERS];
 
 /// A number that `CONFIG SET` can change.
-const fn number(name: &'static CStr, default: i64, min: i64, max: i64, changed: fn(i64)) -> Number {
+const fn number(name: &'static CStr, default: i64, min: i64, max: i64, changed: fn()) -> Number {
     let value = AtomicI64::new(default);
     Number { name, default, min, max, fixed_at_start: false, changed, value }
 }
@@ -134,14 +138,6 @@ pub(crate) fn max_clock_skew_ms() -> u64 {
 
 pub(crate) fn max_waiters() -> usize {
     usize::try_from(MAX_WAITERS.value()).unwrap_or(0)
-}
-
-fn set_max_waiters(_: i64) {
-    module::with(|state| state.node.set_max_waiters(max_waiters()));
-}
-
-fn set_max_clock_skew(ms: i64) {
-    module::with(|state| state.node.set_max_clock_skew_ms(ms.unsigned_abs()));
 }
 
 pub(crate) enum ConfigError {

@@ -107,6 +107,6 @@ fn reply_text(ctx: &Ctx<'_>, text: Option<&[u8]>) {
     text.map_or_else(|| ctx.reply_null(), |text| ctx.reply_bytes(text));
 }
 
-fn number<N: TryInto<i64>>(number: N) -> i64 {
+pub(crate) fn number<N: TryInto<i64>>(number: N) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
 }

@@ -17,8 +17,8 @@ pub(crate) struct Number {
     pub(crate) min: i64,
     pub(crate) max: i64,
     pub(crate) fixed_at_start: bool,
-    /// Called with the new value after it was set.
-    pub(crate) changed: fn(i64),
+    /// Called after a new value was set.
+    pub(crate) changed: fn(),
     pub(crate) value: AtomicI64,
 }
 
@@ -126,7 +126,7 @@ unsafe extern "C" fn set_number(
     // SAFETY: the pointer that was registered.
     let number = unsafe { &*number.cast::<Number>() };
     number.value.store(value, Ordering::Relaxed);
-    entry::guard(|| (number.changed)(value));
+    entry::guard(number.changed);
     raw::REDISMODULE_OK as c_int
 }
 
