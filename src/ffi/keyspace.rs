@@ -18,13 +18,7 @@ use crate::server_events;
 pub(crate) struct ServerKeyspace<'a> {
     ctx: &'a Ctx<'a>,
     db: u32,
-    activity: Activity,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Activity {
-    Command,
-    Jobs,
+    is_command: bool,
 }
 
 /// Whether this module is changing a key, and the server reports that to it.
@@ -97,11 +91,11 @@ impl Drop for Key<'_> {
 
 impl<'a> ServerKeyspace<'a> {
     pub(crate) fn for_command(ctx: &'a Ctx<'a>) -> Self {
-        Self { ctx, db: ctx.db(), activity: Activity::Command }
+        Self { ctx, db: ctx.db(), is_command: true }
     }
 
     pub(crate) fn for_jobs(ctx: &'a Ctx<'a>) -> Self {
-        Self { ctx, db: ctx.db(), activity: Activity::Jobs }
+        Self { ctx, db: ctx.db(), is_command: false }
     }
 
     pub(crate) fn db(&self) -> u32 {
@@ -236,11 +230,10 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
         // SAFETY: a live context, in the first case of a command; the empty format has no
         // arguments.
         unsafe {
-            match self.activity {
-                Activity::Command => api!(RedisModule_ReplicateVerbatim(ctx)),
-                Activity::Jobs => {
-                    api!(RedisModule_Replicate(ctx, c"PING".as_ptr(), c"".as_ptr()))
-                }
+            if self.is_command {
+                api!(RedisModule_ReplicateVerbatim(ctx))
+            } else {
+                api!(RedisModule_Replicate(ctx, c"PING".as_ptr(), c"".as_ptr()))
             }
         };
     }

@@ -168,8 +168,8 @@ impl ServerBuilder {
         }
     }
 
-    /// Returns the command that starts the server, once [`start`](Self::start) has found the program
-    /// and the module.
+    /// Returns the command that starts the server. [`start`](Self::start) must have found the
+    /// program and the module.
     pub(super) fn command(&self, address: &Address) -> Command {
         let mut command = Command::new(&self.binary);
         // The server reads a configuration file only as its first argument.

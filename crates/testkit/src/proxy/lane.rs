@@ -105,7 +105,7 @@ impl<'a> Lane<'a> {
         Ok((self, writer))
     }
 
-    /// Waits until what arrived at this time is due. Returns false if it is to be dropped.
+    /// Waits until what arrived at this time is due. Returns false if the proxy drops it.
     async fn may_pass(&mut self, arrived_at: Instant) -> bool {
         loop {
             let LaneFault { delay, passage } = self.faults.borrow_and_update().lane(self.direction);
@@ -137,7 +137,7 @@ async fn receive<'a>(
     while let Ok(length @ 1..) = reader.read(&mut buffer).await {
         let (arrived_at, bytes) = (Instant::now(), buffer[..length].to_vec());
         meter.add_waiting(length);
-        // Nobody receives it once the writer has failed, which ends the connection.
+        // A writer that has failed receives nothing more, and its connection ends.
         let _ = sender.send(Chunk { arrived_at, bytes, is_passing: false, meter });
     }
     Instant::now()
