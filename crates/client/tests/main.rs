@@ -4,15 +4,14 @@
 
 mod blocking;
 mod common;
+mod connections;
 mod errors;
 mod examples;
 mod fences;
 mod kinds;
 mod membership;
 mod nodes;
-mod one_failing_node;
 mod operators;
 mod renewal;
 mod results;
 mod secrets;
-mod waiting;

@@ -238,7 +238,9 @@ async fn server_found_later_to_have_two_addresses_has_one_vote() {
     let nodes = Nodes::start(2);
     let again = Proxy::start(nodes[1].url());
     again.cut();
-    let quorum = connect_to_two([nodes[0].url(), nodes[1].url(), again.url()]).await;
+    let urls = [nodes[0].url(), nodes[1].url(), again.url()];
+    let quorum = Quorum::builder().nodes(urls).node_timeout(PATIENCE).connect().await.unwrap();
+    until_voting(&quorum, 2).await;
     let mut lock = quorum.lock("k").acquire().await.unwrap();
     again.heal();
     eventually_async(PATIENCE, "the client knows that both addresses are one server", async || {
@@ -249,13 +251,6 @@ async fn server_found_later_to_have_two_addresses_has_one_vote() {
     .await;
     assert_eq!(lock.coverage().held, 2);
     assert_eq!(nodes_and_voters(&quorum), (3, 2));
-}
-
-/// Returns a client of these three nodes as soon as two of them can vote.
-async fn connect_to_two(urls: [String; 3]) -> Quorum {
-    let quorum = Quorum::builder().nodes(urls).node_timeout(PATIENCE).connect().await.unwrap();
-    until_voting(&quorum, 2).await;
-    quorum
 }
 
 /// `make test-distant` runs this test for a minute.

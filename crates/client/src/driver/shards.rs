@@ -41,21 +41,16 @@ pub(crate) struct Shards {
     pub(crate) network: Arc<Network>,
     /// The releases in the background, for which `flush` waits.
     pub(crate) tasks: TaskTracker,
-    drivers: Vec<ShardDriver>,
+    states: Vec<Mutex<State>>,
     hasher: RandomState,
 }
 
-/// One shard of a client.
-struct ShardDriver {
-    state: Mutex<State>,
-    /// Wakes the task that fires the timers.
-    wake: Arc<Notify>,
-}
-
-/// What the mutex of a shard protects.
+/// One shard of a client, which its mutex protects.
 pub(crate) struct State {
     pub(crate) machines: Shard,
     timers: Timers,
+    /// Wakes the task that fires the timers.
+    wake: Arc<Notify>,
     /// When the task that fires the timers wakes by itself; zero while it is awake.
     wakes_at: Duration,
     pub(crate) callers: Callers,
@@ -100,33 +95,18 @@ enum News {
     },
 }
 
-impl ShardDriver {
-    fn new() -> Self {
-        let state = State {
-            machines: Shard::new(limits::LOCAL_QUEUES_MAX / SHARDS),
-            timers: Timers::default(),
-            wakes_at: Duration::ZERO,
-            callers: Callers::default(),
-            locks: ByNumber::default(),
-            opening: ByNumber::default(),
-            last_built: None,
-            is_closed: false,
-        };
-        Self { state: Mutex::new(state), wake: Arc::default() }
-    }
-}
-
 impl Shards {
     pub(crate) fn start(network: Arc<Network>) -> Arc<Self> {
         let shards = Arc::new(Self {
             network,
             tasks: TaskTracker::new(),
-            drivers: (0..SHARDS).map(|_| ShardDriver::new()).collect(),
+            states: (0..SHARDS).map(|_| Mutex::new(State::new())).collect(),
             hasher: RandomState::new(),
         });
-        for (index, driver) in shards.drivers.iter().enumerate() {
+        for index in 0..SHARDS {
             let timekeeper = Timekeeper { shards: Arc::downgrade(&shards), index };
-            shards.network.runtime.spawn(timekeeper.run(Arc::clone(&driver.wake)));
+            let wake = shards.with_state(index, |state| Arc::clone(&state.wake));
+            shards.network.runtime.spawn(timekeeper.run(wake));
         }
         shards
     }
@@ -138,7 +118,7 @@ impl Shards {
     }
 
     pub(crate) fn with_state<T>(&self, index: usize, call: impl FnOnce(&mut State) -> T) -> T {
-        call(&mut self.drivers[index].state.lock().unwrap_or_else(PoisonError::into_inner))
+        call(&mut self.states[index].lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Passes an event to a shard, and carries out the actions that follow.
@@ -244,11 +224,25 @@ impl Drop for Timekeeper {
 impl Drop for Shards {
     fn drop(&mut self) {
         // The timekeepers end.
-        self.drivers.iter().for_each(|driver| driver.wake.notify_one());
+        (0..SHARDS).for_each(|index| self.with_state(index, |state| state.wake.notify_one()));
     }
 }
 
 impl State {
+    fn new() -> Self {
+        Self {
+            machines: Shard::new(limits::LOCAL_QUEUES_MAX / SHARDS),
+            timers: Timers::default(),
+            wake: Arc::default(),
+            wakes_at: Duration::ZERO,
+            callers: Callers::default(),
+            locks: ByNumber::default(),
+            opening: ByNumber::default(),
+            last_built: None,
+            is_closed: false,
+        }
+    }
+
     /// Carries out all actions of the machines.
     fn act(&mut self, shards: &Arc<Shards>, index: usize, now: Moment, news: &mut Vec<News>) {
         let mut failed = VecDeque::new();
@@ -329,7 +323,7 @@ impl State {
         let next = self.timers.next();
         if next < self.wakes_at {
             self.wakes_at = next;
-            shards.drivers[index].wake.notify_one();
+            self.wake.notify_one();
         }
     }
 
