@@ -19,9 +19,9 @@ use crate::quorum::{ExtensionVerdict, Moment, Ownership};
 /// The machines of a client for some of its keys, and the queues of its own calls.
 ///
 /// A call, the lock that it acquires, and a release have a number each, above zero; a lock keeps
-/// that of its call. After each event, carry out what [`poll`](Self::poll) returns, in this order, before the
-/// next event. Pass each response with the number of its request, once: the shard knows whose it
-/// is. Keep the order of the responses of one connection.
+/// that of its call. After each event, carry out what [`poll`](Self::poll) returns, in this order,
+/// before the next event. Pass each response with the number of its request, once: the shard knows
+/// whose it is. Keep the order of the responses of one connection.
 #[derive(Debug)]
 pub struct Shard {
     machines: HashMap<u64, Entry, FixedState>,

@@ -289,8 +289,8 @@ pub enum CommandError {
     OtherKeys,
     /// The token holds the lock, and the node refuses the proposed fence.
     BadFence(FenceError),
-    /// The token already waits on one of the keys, and the request has no fence or would end several
-    /// waits.
+    /// The token already waits on one of the keys, and the request has no fence, or would end
+    /// several waits.
     AlreadyWaits,
     /// The limit of waiting clients is reached.
     QueueFull {
