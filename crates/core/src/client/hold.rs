@@ -554,7 +554,7 @@ impl Hold {
         self.plan_renewal(now);
     }
 
-    /// Plans the next extension, up to [`limits::RENEWAL_WINDOW`] early, so that locks which are due
+    /// Plans the next extension, up to [`limits::RENEWAL_WINDOW`] early, so that locks that are due
     /// at about the same time share a batch.
     fn plan_renewal(&mut self, now: Moment) {
         let after = if self.is_renewed { self.renew_in(now) } else { None };
