@@ -59,7 +59,6 @@ mod revoke;
 mod scan;
 mod server_events;
 mod shared;
-mod stats;
 mod turn;
 mod unwritable;
 mod wheel;
@@ -77,11 +76,10 @@ pub use keyspace::{Access, Change, Keyspace, Kind, Listeners, WriteRefused};
 pub use leases::Mode;
 #[cfg(feature = "mutants")]
 pub use mutants::{NodeRule, break_rule};
-pub use node::Node;
+pub use node::{Node, Stats};
 pub use queues::BlockedId;
 pub use scan::COUNT_MAX as SCAN_COUNT_MAX;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};
-pub use stats::Stats;
 pub use turn::{Budget, Job, TURN_LIMIT_US};
 pub use unwritable::{ServerHealth, Unwritable, WriteConditions};
 
