@@ -85,10 +85,38 @@ fn renewals_that_are_due_at_about_the_same_time_share_a_batch() {
     let due = hold.poll_timeout().unwrap();
     assert_eq!(due.raw.as_nanos() % window.as_nanos(), 0);
     let after = since_win(&call, due);
-    assert!(after <= TTL / 3 && after + window > TTL / 3 - drift(TTL), "{after:?}");
+    assert!(after <= TTL / 3 && after + window + drift(TTL) > TTL / 3, "{after:?}");
     call.at += after;
     hold.handle_timeout(&call.ctx());
     assert!(matches!(hold.poll(), Some(Action::Send(send)) if send.id.node == 0));
+}
+
+#[test]
+fn repair_needs_no_further_round() {
+    let (mut call, mut hold, third) = won_by_two_and_renewed();
+    hold.handle_response(third, &Response::No, &call.ctx());
+    let round = hold.extend(&call.ctx()).unwrap();
+    // The node that misses the lock answers first.
+    for (node, response) in [(2, Response::No), (0, granted()), (1, granted())] {
+        hold.handle_response(RequestId { round, node }, &response, &call.ctx());
+    }
+    let sent = std::iter::from_fn(|| hold.poll()).filter_map(|action| match action {
+        Action::Send(send) => Some(send),
+        _ => None,
+    });
+    let repair = sent.last().unwrap();
+    assert_eq!(
+        (repair.id.node, repair.request.command),
+        (2, Command::Acquire { fence: Fence::ZERO })
+    );
+    hold.handle_response(repair.id, &granted(), &call.ctx());
+    assert_eq!(hold.coverage(&call.client.topology), 3);
+    // The time limit of the round passes.
+    call.at += since_win(&call, hold.poll_timeout().unwrap());
+    hold.handle_timeout(&call.ctx());
+    let mut actions = std::iter::from_fn(|| hold.poll());
+    assert!(actions.all(|action| matches!(action, Action::Repaired(true))));
+    assert!(since_win(&call, hold.poll_timeout().unwrap()) > TTL / 10);
 }
 
 #[test]
@@ -341,6 +369,32 @@ fn call_that_could_not_complete_a_key_asks_for_the_next_one_first() {
 }
 
 #[test]
+fn key_that_a_node_granted_before_it_failed_is_released_after_the_win() {
+    let mut call = ScriptedCall::for_any(2, LONG);
+    call.answer(0, &held(1, true));
+    call.answer(1, &held(1, true));
+    let connected = call.client.topology.clone();
+    call.client.disconnect(2, NodeError::connection_lost());
+    call.answer(2, &granted_key(0));
+    call.client.topology = connected;
+    call.answer(0, &granted_key(1));
+    while call.in_line_on().len() < 2 {
+        call.fire_timer();
+        for (node, _) in call.yields() {
+            call.answer(node, &Response::Kept);
+        }
+    }
+    // Node 2 refuses the key that the call keeps, and still has the other one.
+    call.answer(2, &held(2, true));
+    let releases = call.releases.len();
+    call.answer(1, &granted_key(1));
+    assert!(call.is_acquired());
+    let release = &mut call.releases[releases];
+    assert_eq!(release.spec().keys.iter().collect::<Vec<_>>(), [b"k0"]);
+    assert!(sends(release).any(|send| send.id.node == 2));
+}
+
+#[test]
 fn late_grant_of_another_key_is_given_back() {
     let mut call = ScriptedCall::for_any(2, LONG);
     call.answer(0, &granted_key(0));
@@ -507,4 +561,18 @@ fn lock_of_one_of_a_single_key_has_no_other_keys_to_release() {
     call.answer(1, &granted_key(0));
     call.hold();
     assert!(call.releases.is_empty());
+}
+
+#[test]
+fn unanswered_release_is_sent_through_a_newer_connection_too() {
+    let (mut call, mut hold, _) = won_by_two();
+    let (_, mut release) = hold.release(&call.ctx());
+    assert_eq!(sends(&mut release).count(), 3);
+    call.client.reconnect(0, 9);
+    while call.at <= limits::silence(ROUND_TRIP) * 2 {
+        call.at += ms(5);
+        release.handle_timeout(&call.ctx());
+    }
+    let sent: Vec<_> = sends(&mut release).map(|send| (send.id.node, send.connection)).collect();
+    assert_eq!(sent.first(), Some(&(0, 9)), "{sent:?}");
 }

@@ -431,6 +431,7 @@ impl Hold {
         }
         if let Some(verdict) = self.round.as_mut().and_then(|round| round.core.expire()) {
             self.decide(verdict, ctx);
+            self.plan_renewal(ctx.now);
         }
     }
 
@@ -562,7 +563,7 @@ impl Hold {
             let window = limits::RENEWAL_WINDOW.as_nanos();
             let early = now.plus(after).raw.as_nanos() % window;
             let early = Duration::from_nanos(u64::try_from(early).unwrap_or(0));
-            now.plus(after - early.min(after / 10))
+            now.plus(after.saturating_sub(early.min(after / 10)))
         });
     }
 
@@ -650,7 +651,7 @@ impl Hold {
         self.record_answer(index, response.to_answer(), ctx);
         if self.over {
             self.undo_repair(index, ctx);
-        } else if is_refusal(response) {
+        } else {
             self.plan_renewal(ctx.now);
         }
     }
@@ -664,11 +665,16 @@ impl Hold {
 
     fn answer_round(&mut self, node: usize, held: Option<bool>, ctx: &Context<'_>) {
         let Some(round) = &mut self.round else { return };
-        if let Some(verdict) = round.core.answer(node, held, ctx.now) {
+        let verdict = round.core.answer(node, held, ctx.now);
+        if let Some(verdict) = verdict {
             self.decide(verdict, ctx);
         }
         while let Some(node) = self.round.as_mut().and_then(|round| round.core.next_repair()) {
             self.repair(node, ctx);
+        }
+        if verdict.is_some() {
+            // A node that is being repaired does not miss the lock any more.
+            self.plan_renewal(ctx.now);
         }
     }
 
@@ -685,7 +691,6 @@ impl Hold {
             self.set_mode(Mode::Exclusive);
         }
         self.actions.push_back(Action::Decided { round: number, verdict });
-        self.plan_renewal(ctx.now);
     }
 
     /// Sends ACQUIRE to a node that misses the lock, unless an earlier one may be in flight: with

@@ -63,6 +63,13 @@ impl Client {
         self.topology = Topology::new(nodes);
     }
 
+    /// Replaces the connection to a node by the one with this number.
+    pub(crate) fn reconnect(&mut self, node: usize, connection: u64) {
+        let mut nodes = self.topology.nodes().to_vec();
+        nodes[node].link = Ok(connection);
+        self.topology = Topology::new(nodes);
+    }
+
     pub(crate) fn ctx(&mut self, now: Moment, wall_us: u64) -> Context<'_> {
         let Self { state, topology, random } = self;
         Context { now, wall_us, client_state: state, topology, random }

@@ -251,11 +251,14 @@ impl Acquire {
         let left = self.phase_ends.map_or(slice, |at| at.since(ctx.now)).max(limits::WAIT_MIN);
         let wait = slice.min(left);
         let limit = self.spec.node_timeout(id.node, ctx) + limits::WAIT_GRACE;
-        let spec = self.spec_of(self.kept);
+        let (kept, spec) = (self.kept, self.spec_of(self.kept));
         let node = &mut self.nodes[id.node];
         if node.round != id.round || node.state != State::InLine {
             return None;
         }
+        // The answer says nothing of another key that the node has granted.
+        node.reach.may_have_others |=
+            kept.is_some() && node.lease.is_some() && !node.has_slot(kept);
         node.sent = ctx.now;
         node.due = Some(ctx.now.plus(wait + limit));
         node.reach.send_wait(id.round);
