@@ -105,6 +105,8 @@ fn rejoin_delay_of_zero_votes_at_once_and_logs_a_warning() {
     assert!(log.contains("lock: lock.rejoin-delay is below lock.max-ttl: "), "{log}");
     assert!(!log.contains("abstaining"), "{log}");
     assert!(!abstaining(LONG_MS).start().unwrap().log().contains("is below lock.max-ttl"));
+    let shortened = abstaining(LONG_MS).arg("lock.rejoin-delay", LONG_MS / 2).start().unwrap();
+    assert!(abstention(&mut shortened.connection(), "k").0 <= LONG_MS / 2);
 }
 
 #[test]
@@ -186,7 +188,7 @@ fn node_abstains_as_a_replica_after_its_promotion_and_after_swapdb() {
 }
 
 #[test]
-fn server_that_starts_as_a_replica_logs_that_it_abstains() {
+fn server_that_starts_as_a_replica_abstains_and_leaves_locks_alone() {
     let builder =
         Server::with_module().arg("replicaof", "127.0.0.1 1").arg("replica-read-only", "no");
     let server = builder.start().unwrap();
@@ -196,4 +198,20 @@ fn server_that_starts_as_a_replica_logs_that_it_abstains() {
         "{}",
         server.log()
     );
+    let mut cli = RedisCli::new(&server);
+    cli.reply("SET k token PX 30000");
+    let expires_at_ms = cli.expires_at_ms("k");
+    for line in [
+        "LOCK.EXTEND k token 60000",
+        "LOCK.MEXTEND 1 k token 60000",
+        "LOCK.RELEASE k token",
+        "LOCK.MRELEASE 1 k token",
+        "LOCK.YIELD k token",
+        "LOCK.MYIELD 1 k token",
+        "LOCK.REVOKE k",
+    ] {
+        assert!(cli.error(line).starts_with("ABSTAIN 60000 replica: "), "{line}");
+    }
+    assert_eq!(cli.ask::<String>("GET k"), "token");
+    assert_eq!(cli.expires_at_ms("k"), expires_at_ms);
 }

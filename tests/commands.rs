@@ -189,3 +189,22 @@ fn scan_replies_with_maps_in_resp3_and_flat_arrays_in_resp2() {
     assert!(matches!(&locks[..], [Array(fields)] if fields.len() == 24), "{locks:?}");
     assert!(!format!("{reply:?}").contains(&format!("{:?}", text("a"))), "no token: {reply:?}");
 }
+
+#[test]
+fn held_lock_is_extended_revoked_and_released_at_maxmemory() {
+    let (_server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE k a 30000");
+    cli.ask::<i64>("LOCK.MACQUIRE 2 l m a 30000");
+    cli.reply("CONFIG SET maxmemory 1");
+    assert!(cli.error("LOCK.ACQUIRE n a 30000").starts_with("OOM "));
+    for line in [
+        "LOCK.EXTEND k a 60000",
+        "LOCK.EXTEND k a 60000 TOKEN b",
+        "LOCK.REVOKE k",
+        "LOCK.RELEASE k b",
+        "LOCK.MEXTEND 2 l m a 60000",
+        "LOCK.MRELEASE 2 l m a",
+    ] {
+        assert!(matches!(cli.reply(line), Int(1..)), "{line}");
+    }
+}

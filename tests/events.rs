@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use crate::common::{PATIENCE, RedisCli, server, server_and_cli};
+use crate::common::{PATIENCE, RedisCli, info, server, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, BulkString, Int, Nil};
 use redis::{PubSub, PushInfo, PushKind};
@@ -313,4 +313,35 @@ fn readers_that_come_and_go_abort_watching_transactions() {
         watcher.reply("MULTI");
         assert_eq!(watcher.reply("EXEC"), Nil, "{line}: the reply of INSPECT has changed");
     }
+}
+
+#[test]
+fn inspect_reply_can_be_cached() {
+    let (server, mut cli) = server_and_cli();
+    let mut cache = Cache::of_k(&server);
+    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
+    assert_eq!(cache.invalidated().len(), 1, "what GET showed");
+    cache.cli.reply("LOCK.INSPECT k");
+    cli.reply("LOCK.RELEASE k a");
+    assert_eq!(cache.invalidated().len(), 1, "what INSPECT showed");
+}
+
+#[test]
+fn every_end_by_deadline_is_counted_and_sends_one_event() {
+    let (server, mut cli) = server_and_cli();
+    cli.reply("CONFIG SET notify-keyspace-events Ex");
+    let mut connection = server.connection();
+    let mut listener = connection.as_pubsub();
+    listener.subscribe(&["__keyevent@0__:expired", "end"]).unwrap();
+    let locks: Vec<_> = (10..40).map(|n| format!("k{n}")).collect();
+    for (ttl_ms, lock) in (1..).zip(&locks) {
+        cli.ask::<i64>(&format!("LOCK.ACQUIRE {lock} a {ttl_ms}"));
+    }
+    // The server finds the keys that expire meanwhile before the module does.
+    cli.reply("DEBUG SLEEP 0.2");
+    eventually(PATIENCE, "all have ended", || info(&server, "lock_ended_by_deadline") == 30);
+    cli.reply("PUBLISH end .");
+    let mut expired: Vec<_> = until_end(&mut listener).into_iter().map(|(_, key)| key).collect();
+    expired.sort();
+    assert_eq!(expired, locks);
 }

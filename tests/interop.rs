@@ -150,3 +150,36 @@ fn lock_in_a_slow_transaction_excludes_plain_clients() {
     let (set, extended) = (&replies[4], &replies[5]);
     assert!(*set == Nil || *extended == Nil, "both hold the lock: {replies:?}");
 }
+
+/// Commands of an operator that write the key in place.
+const OVERWRITES: [&str; 6] = [
+    "SET k theirs XX KEEPTTL",
+    "GETSET k theirs",
+    "MSET k theirs l theirs",
+    "SETRANGE k 0 other",
+    "APPEND k theirs",
+    "SETBIT k 0 1",
+];
+
+#[test]
+fn overwrite_in_place_ends_the_lock() {
+    let (_server, mut cli) = server_and_cli();
+    for overwrite in OVERWRITES {
+        cli.reply("DEL k");
+        assert_ne!(cli.reply(ACQUIRE), Nil);
+        cli.reply(overwrite);
+        let written = cli.reply("GET k");
+        assert_eq!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "{overwrite}");
+        assert_eq!(cli.reply("LOCK.RELEASE k token"), Int(0), "{overwrite}");
+        assert_eq!(cli.reply("GET k"), written, "{overwrite}");
+    }
+}
+
+#[test]
+fn scan_lists_no_lock_of_a_database_that_was_just_flushed() {
+    let (_server, mut cli) = server_and_cli();
+    assert_ne!(cli.reply(ACQUIRE), Nil);
+    let replies = cli.transaction(&["FLUSHALL", "LOCK.SCAN 0"]);
+    let nothing = Value::Array(vec![Value::BulkString("0".into()), Value::Array(Vec::new())]);
+    assert_eq!(replies, [Okay, nothing]);
+}

@@ -7,6 +7,7 @@ mod fences;
 mod node_state;
 mod protocol_vectors;
 mod quorum;
+mod random_steps;
 mod revocation;
 mod scan;
 mod set;

@@ -4,7 +4,9 @@
 use crate::support::{MAX_TTL_MS, REVOKED_VALUE, Server};
 use quorlock_core::Fence;
 use quorlock_core::node::memory_server::Name;
-use quorlock_core::node::{CommandError, KeyEvent, Mode, Reason, Reply, ServerEvent};
+use quorlock_core::node::{
+    Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent,
+};
 
 const K: &[u8] = b"k";
 const HOLDER: &[u8] = b"holder";
@@ -14,6 +16,8 @@ fn abstention_is_never_cut_short_by_another() {
     let mut server = Server::that_rejoins_after_ms(10 * MAX_TTL_MS);
     server.handle_event(&ServerEvent::Swap(0, 1));
     assert_eq!(server.abstention(), Some((Reason::Start, Some(10 * MAX_TTL_MS))));
+    let end = server.now().monotonic.plus_us(10 * MAX_TTL_MS * 1000);
+    assert_eq!(server.node().next_wake(), Some(end), "the node votes again by its own timer");
 }
 
 #[test]
@@ -203,4 +207,35 @@ fn refusal_tells_the_largest_number_and_whether_an_older_client_comes_first() {
     assert_eq!(refusal(server.ask(&[K], b"t", 1000, ticket - 1, 0)), (far, false));
     assert_eq!(server.ask(&[K], b"waiter", 1000, 0, 5000), Ok(Reply::Waits));
     assert_eq!(refusal(server.ask(&[K], b"t", 1000, ticket - 1, 0)), (granted, true));
+}
+
+#[test]
+fn demotion_ends_all_leases_and_a_replica_changes_no_key() {
+    let mut server = Server::with_lock(&[K], HOLDER, 1000);
+    server.handle_event(&ServerEvent::Demoted);
+    let abstains = Err(CommandError::Abstaining { reason: Reason::Replica, left_ms: MAX_TTL_MS });
+    let (keys, token) = (&[Name::from_slice(K)][..], &Name::from_slice(HOLDER));
+    let release = Release { db: 0, keys, token };
+    for command in [Command::Release(release.clone()), Command::Yield(release)] {
+        assert_eq!(server.execute(&command), abstains);
+    }
+    assert_eq!(server.extend_all(&[K], HOLDER, 2000), abstains);
+    assert_eq!(server.revoke(K).map(Reply::Revoked), abstains);
+    // The wall clock stands still, so only the node could remove the key.
+    server.mono_us += 3_600_000_000;
+    server.run_turns();
+    assert_eq!((server.node().leases(), server.text(K)), (0, HOLDER));
+}
+
+#[test]
+fn release_of_a_lock_from_the_former_master_is_propagated() {
+    let mut server = Server::new();
+    server.run_turns();
+    server.handle_event(&ServerEvent::Demoted);
+    server.set(K, HOLDER, Some(60_000));
+    server.turn_after_ms(1000);
+    server.handle_event(&ServerEvent::Promoted);
+    server.memory.keys.has_replica = true;
+    assert!(server.release(K, HOLDER));
+    assert_eq!(server.memory.keys.propagated, [(Name::from_slice(K), true)]);
 }

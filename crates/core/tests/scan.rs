@@ -10,7 +10,13 @@ fn scan(server: &mut Server, cursor: u64, pattern: Option<&[u8]>, count: u32) ->
     let pattern = pattern.map(|pattern| Pattern::new(pattern).unwrap());
     let scan = Scan { db: 0, cursor, pattern: pattern.as_ref(), count };
     match server.execute(&Command::Scan(scan)) {
-        Ok(Reply::Scanned(scanned)) => scanned,
+        Ok(Reply::Scanned(scanned)) => {
+            for lock in &scanned.locks {
+                let inspected = server.inspect(&lock.key);
+                assert_eq!(inspected.as_ref(), Some(&lock.inspected), "as INSPECT shows it");
+            }
+            scanned
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -172,6 +172,12 @@ mod tests {
         assert!(Pattern::new("?".repeat(PATTERN_BYTES_MAX + 1).as_bytes()).is_none());
     }
 
+    #[test]
+    fn pattern_of_many_stars_is_matched_at_once() {
+        // A matcher that tries every split would never end.
+        assert!(!matches(&("*a".repeat(127) + "b"), &"a".repeat(5000)));
+    }
+
     /// Matches a pattern without classes and escapes by trying every split.
     fn matches_slowly(pattern: &[u8], key: &[u8]) -> bool {
         match (pattern, key) {

@@ -19,7 +19,7 @@ pub(crate) struct Server {
     pub(crate) memory: memory_server::Server,
     pub(crate) mono_us: u64,
     pub(crate) wall_ms: u64,
-    blocked_ids: u64,
+    pub(crate) blocked_ids: u64,
     /// The answers to the clients that waited, in order.
     pub(crate) answers: Vec<(BlockedId, WaitReply)>,
 }
@@ -318,16 +318,17 @@ impl Server {
         ttl_ms: u64,
         terms: Terms,
     ) -> Result<Reply, CommandError> {
-        self.execute_as(keys, token, ttl_ms, terms, |acquire| Command::Acquire(acquire))
+        let command: AcquireCommand = |acquire| Command::Acquire(acquire);
+        self.execute_as(keys, token, ttl_ms, terms, command)
     }
 
-    fn execute_as(
+    pub(crate) fn execute_as(
         &mut self,
         keys: &[&[u8]],
         token: &[u8],
         ttl_ms: u64,
         (mode, fence, wait_ms): Terms,
-        command: AcquireCommand,
+        command: impl for<'a> Fn(Acquire<'a, Name>) -> Command<'a, Name>,
     ) -> Result<Reply, CommandError> {
         let (keys, token) = (&names(keys)[..], &Name::from_slice(token));
         let (db, ttl, owner) = (0, Ttl::from_ms(ttl_ms).unwrap(), None);
