@@ -310,7 +310,6 @@ impl Server {
         self.execute_acquire(keys, token, ttl_ms, (Mode::Exclusive, fence, wait_ms))
     }
 
-    #[expect(clippy::redundant_closure, reason = "the variant itself is of one lifetime only")]
     pub(crate) fn execute_acquire(
         &mut self,
         keys: &[&[u8]],
