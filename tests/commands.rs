@@ -134,20 +134,6 @@ fn lock_of_64_keys_ends_on_all() {
 }
 
 #[test]
-fn inspect_shows_the_labels_of_all_holders() {
-    let (_server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED OWNER one");
-    let shown: Lock = cli.ask("LOCK.INSPECT k");
-    assert_eq!(shown["owner"], text("one"), "one label while there is one holder");
-    let fence: i64 = cli.ask("LOCK.ACQUIRE k b 60000 SHARED");
-    let shown: Lock = cli.ask("LOCK.INSPECT k");
-    assert_eq!(shown["owner"], Array(vec![text("one"), Nil]));
-    assert_eq!((&shown["fence"], &shown["holders"]), (&Int(fence), &Int(2)));
-    let value: String = cli.ask("GET k");
-    assert!(!format!("{shown:?}").contains(&value), "not even the value of the key");
-}
-
-#[test]
 fn further_reader_costs_at_most_250_bytes() {
     const READERS: u64 = 100_000;
     const BYTES_MAX: u64 = 250;

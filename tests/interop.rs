@@ -8,37 +8,7 @@
 
 use crate::common::{PATIENCE, RedisCli, command, info, server_and_cli};
 use quorlock_testkit::{Server, eventually};
-use redis::Value::{self, Int, Nil, Okay};
-
-/// The script in the Redis documentation that releases a lock made with SET NX PX.
-const THEIR_RELEASE: &str = r#"
-if redis.call("get",KEYS[1]) == ARGV[1] then
-    return redis.call("del",KEYS[1])
-else
-    return 0
-end"#;
-
-#[track_caller]
-fn their_release(cli: &mut RedisCli, token: &str) -> Value {
-    cli.run(command("EVAL").arg(THEIR_RELEASE).arg(1).arg("k").arg(token))
-}
-
-#[test]
-fn plain_clients_and_holders_exclude_each_other() {
-    let (_server, mut cli) = server_and_cli();
-    assert_eq!(cli.reply("SET k theirs NX PX 60000"), Okay);
-    assert_eq!(cli.reply("LOCK.ACQUIRE k theirs 60000"), Nil);
-    assert_eq!(their_release(&mut cli, "theirs"), Int(1));
-
-    let first = cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
-    assert_eq!(cli.reply("SET k theirs NX PX 60000"), Nil);
-    assert_eq!(their_release(&mut cli, "theirs"), Int(0));
-    // Their script releases our lock, and the lease ends with the key.
-    assert_eq!(their_release(&mut cli, "ours"), Int(1));
-    assert_eq!(cli.reply("LOCK.EXTEND k ours 60000"), Nil);
-    assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(0));
-    assert!(cli.ask::<i64>("LOCK.ACQUIRE k next 60000") > first);
-}
+use redis::Value::{self, Int, Nil};
 
 const ACQUIRE: &str = "LOCK.ACQUIRE k token 60000";
 

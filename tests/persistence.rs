@@ -287,37 +287,3 @@ fn every_change_counts_towards_save_points() {
         }
     }
 }
-
-#[test]
-fn crash_does_not_undo_a_revocation() {
-    let mut server = append_only().start().unwrap();
-    let mut cli = RedisCli::new(&server);
-    for line in [
-        "LOCK.ACQUIRE revoked a 60000",
-        "LOCK.ACQUIRE kept a 60000",
-        "LOCK.MACQUIRE 2 one two a 60000",
-        "SET theirs a PX 60000",
-        "LOCK.ACQUIRE ended a 60000",
-    ] {
-        cli.reply(line);
-    }
-    for line in ["revoked", "one", "theirs", "ended NOW"] {
-        assert_eq!(cli.reply(&format!("LOCK.REVOKE {line}")), Int(1));
-    }
-    let expires_at = cli.expires_at_ms("revoked");
-    server.kill();
-    server.restart().unwrap();
-    let mut cli = RedisCli::new(&server);
-    cli.ask::<i64>("LOCK.EXTEND kept a 60000");
-    for key in ["revoked", "one", "two", "theirs"] {
-        assert_eq!(cli.reply(&format!("LOCK.EXTEND {key} a 60000")), Nil, "{key}");
-        assert_eq!(
-            cli.reply(&format!("LOCK.ACQUIRE {key} b 60000")),
-            Nil,
-            "{key}: the holder still relies on the lock"
-        );
-    }
-    assert_eq!(cli.reply("LOCK.MEXTEND 2 one two a 60000"), Nil);
-    assert_eq!(cli.expires_at_ms("revoked"), expires_at);
-    cli.ask::<i64>("LOCK.ACQUIRE ended b 60000");
-}

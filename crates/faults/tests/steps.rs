@@ -38,7 +38,7 @@ macro_rules! tables {
     };
 }
 
-tables!(accidents, locks, revoke, several, shared, tickets, waiting);
+tables!(accidents, baselines, locks, revoke, several, shared, tickets, waiting);
 
 /// A claim that does not hold when this rule is broken, and its table.
 const BROKEN: [(NodeRule, &str, &str); 22] = [
@@ -76,5 +76,18 @@ fn each_broken_rule_of_a_node_breaks_a_claim() {
         let result = claim.hold_in_memory();
         break_rule(None);
         assert!(result.is_err(), "{mutant:?}: {}", claim.name);
+    }
+}
+
+#[test]
+fn claims_that_the_safety_page_quotes_are_in_the_named_table() {
+    let page = include_str!("../../../docs/safety.md");
+    let pieces: Vec<_> = page.split(".steps](").collect();
+    assert!(pieces.len() > 2, "{}", pieces.len());
+    for before in &pieces[..pieces.len() - 1] {
+        let name = before.rsplit('[').next().expect("the name of a table");
+        let quoted = before.rsplit('"').nth(1).expect("a quoted claim");
+        let is_there = table(name).iter().any(|claim| claim.name.starts_with(quoted));
+        assert!(is_there, "{name}: {quoted}");
     }
 }

@@ -50,7 +50,7 @@ impl Episode {
                 let _: Value = self.control.call("BGREWRITEAOF")?;
             }
             Step::Restart => return self.restart(),
-            Step::Evict => self.evict()?,
+            Step::Evict { policy } => self.evict(policy)?,
             Step::MoveClock { ms } => {
                 self.wall.step_ms(ms);
                 wait_until(CONDITION_LIMIT, "the server's clock is stepped", || {
@@ -87,7 +87,8 @@ impl Episode {
     }
 
     /// Makes the server evict keys, and evicts the same keys from the model.
-    fn evict(&mut self) -> Outcome {
+    fn evict(&mut self, policy: &str) -> Outcome {
+        self.expect_ok(&format!("CONFIG SET maxmemory-policy {policy}"))?;
         let mut packet: Vec<_> =
             ["CONFIG SET maxmemory 1", "PING", "PING", "CONFIG SET maxmemory 0"].map(words).into();
         let before = packet.len();
@@ -172,7 +173,7 @@ impl Episode {
 
     fn restart(&mut self) -> Outcome {
         let before = self.view()?;
-        self.server.shutdown();
+        self.server.kill();
         self.server.restart()?;
         self.control = Wire::connect(&self.server)?;
         for client in 0..self.clients.len() {

@@ -224,7 +224,9 @@ pub(super) enum Step {
     LoadAppendOnlyFile,
     RewriteAppendOnlyFile,
     Restart,
-    Evict,
+    Evict {
+        policy: &'static str,
+    },
     MoveClock {
         ms: i64,
     },

@@ -128,7 +128,7 @@ impl Episode {
                 .wall_clock(&wall)
                 .arg("lock.max-ttl", config.limits.max_ttl_ms)
                 .arg("lock.max-waiters", config.limits.max_waiters)
-                .arg("maxmemory-policy", "allkeys-random")
+                .arg("appendfsync", "always")
                 .arg("repl-diskless-sync-delay", 0)
                 .arg("repl-backlog-size", "1mb")
         };

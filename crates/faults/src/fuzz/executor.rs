@@ -55,11 +55,12 @@ impl Claim {
     /// # Errors
     /// The first step with another result.
     pub fn hold_on_a_server(&self) -> Result<(), String> {
-        let does_restart =
-            self.lines.iter().any(|line| matches!(line.event, Event::Taken(Step::Restart)));
+        let needs_file = |line: &Line| {
+            matches!(line.event, Event::Taken(Step::Restart | Step::LoadAppendOnlyFile))
+        };
         let config = Config {
             limits: self.limits,
-            append_only: does_restart,
+            append_only: self.lines.iter().any(needs_file),
             peer: false,
             roles: false,
             clock_steps: true,
@@ -189,12 +190,12 @@ impl Target for Memory {
             Step::Disconnect { client } => {
                 self.model.disconnect(self.now, client);
             }
-            Step::Evict => {
+            Step::Evict { .. } => {
                 for place in places() {
                     self.model.evict(self.now, place);
                 }
             }
-            Step::Reload => self.model.reload(self.now),
+            Step::Reload | Step::LoadAppendOnlyFile => self.model.reload(self.now),
             Step::Restart => {
                 // A start takes time, and so a counter of fences begins with a larger number.
                 self.pass_us(1000);

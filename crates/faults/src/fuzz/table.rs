@@ -20,8 +20,9 @@
 //!   `extended` keeps the fence, `raised` raises it.
 //! - `alpha: VALUE`: what the key holds: a string, `none`, a `list`, or the value of a mirror that
 //!   no client knows, `unknown`. `expires=500` or `persists` may follow.
-//! - `pass 500`: milliseconds. `clock -500`: a step of the wall clock. `disconnect 2`, `evict`,
-//!   `reload`, `restart`: what happens to a client or to the server.
+//! - `pass 500`: milliseconds. `clock -500`: a step of the wall clock. `disconnect 2`,
+//!   `evict MAXMEMORY-POLICY`, `reload`, `loadaof`, `restart`: what happens to a client or to the
+//!   server.
 //! - `stats: NAME=NUMBER`: figures of `INFO lock`. `limits: MAX_TTL_MS MAX_WAITERS`.
 
 use std::collections::BTreeMap;
@@ -130,8 +131,9 @@ impl Event {
             ("", ["pass", ms]) => Step::Pass { ms: number(ms) },
             ("", ["clock", ms]) => Step::MoveClock { ms: number(ms) },
             ("", ["disconnect", waiter]) => Step::Disconnect { client: client(waiter) },
-            ("", ["evict"]) => Step::Evict,
+            ("", ["evict", policy]) => Step::Evict { policy },
             ("", ["reload"]) => Step::Reload,
+            ("", ["loadaof"]) => Step::LoadAppendOnlyFile,
             ("", ["restart"]) => Step::Restart,
             ("", _) => panic!("{step:?} is no step"),
             _ => {

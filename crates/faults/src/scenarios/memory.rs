@@ -1,25 +1,12 @@
-//! Keys are evicted because memory is short, and locks expire unreleased.
+//! Locks expire unreleased.
 
 use std::ops::Range;
 
 use anyhow::{Result, ensure};
-use quorlock_testkit::evict as evict_until;
 use redis::pipe;
 
-use super::node::{LockMethod, Node, PATIENCE};
+use super::node::{Node, PATIENCE};
 use crate::wait_until;
-
-/// Makes memory short until the key of a lock is evicted. The module writes an evicted key again,
-/// so its count of saved leases shows the eviction.
-pub(super) fn evict(node: &mut Node, key: &str) -> Result<()> {
-    let connection = &mut node.inner.server.try_connection()?;
-    let is_evicted = evict_until(connection, 1000, || match node.method {
-        LockMethod::Module => Ok(node.info("lock", "lock_saved_from_eviction")? >= 1),
-        LockMethod::SetNx => Ok(!node.exists(key)?),
-    })?;
-    ensure!(is_evicted, "the lock's key was not evicted");
-    Ok(())
-}
 
 /// What is left of expired locks that no client requested again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +29,7 @@ const NOISE_BYTES: u64 = 1 << 20;
 /// last lock has expired, or the locks are too few to measure their memory.
 pub fn expire_unreleased(locks: u32) -> Result<Leftovers> {
     const BATCH: u32 = 1000;
-    let mut node = Node::start(LockMethod::Module, |builder| builder)?;
+    let mut node = Node::start(|builder| builder)?;
     // The server and the module keep some of the memory that the first locks need, so the
     // measurement starts after them.
     acquire(&mut node, "warm", 0..BATCH, 1)?;

@@ -1,15 +1,15 @@
 //! All accidents to a single node, and the table of their results.
 //!
-//! - `clock`: the wall clock is stepped
-//! - `holders`: accidents that happen alike to locks of each kind, and those of readers
-//! - `memory`: keys are evicted, and locks expire unreleased
+//! Most scenarios are claims of the tables of steps. The others need a server that is started in a
+//! way of its own, or a client that acts within a turn of the server:
+//!
+//! - `memory`: locks expire unreleased
 //! - `node`: one server, and the commands of a lock
-//! - `operator`: an operator changes the key of a lock, or reconfigures or unloads the module
+//! - `operator`: an operator changes the key of a lock, or reconfigures or unloads the module, and
+//!   an old client writes it
 //! - `restart`: a server restarts with less data than before, or a replica is promoted
 //! - `trial`: a scenario, and the result of its runs
 
-mod clock;
-mod holders;
 mod memory;
 mod node;
 mod operator;
@@ -21,25 +21,21 @@ use std::fmt;
 use anyhow::Result;
 
 use self::Baseline::{Harmed, None as NoBaseline, Unharmed};
-use self::holders::Holders::{One, Permits, Readers};
-use self::holders::{empty_disk, eviction, reload, stepped_ahead};
 pub use self::memory::{Leftovers, expire_unreleased};
+use self::restart::Holders::{One, Permits, Readers};
+use self::restart::empty_disk;
 pub use self::trial::{Baseline, Scenario, Trial};
 use crate::Protected;
 
 const HOUR_S: i64 = 3600;
 const MINUTE_S: i64 = 60;
 
-/// Tables of steps.
-const ACCIDENTS: &str = include_str!("../../steps/accidents.steps");
-const SHARED: &str = include_str!("../../steps/shared.steps");
-
 const SET_NX: Baseline = Harmed("SET NX PX");
 const VOTES_AT_ONCE: Baseline = Harmed("lock.rejoin-delay 0");
 const KEYS_SURVIVE: Baseline = Unharmed("SET NX PX: the keys are loaded again");
 const MUST_OBEY: Baseline = NoBaseline("an operator's command: the lock must obey it");
 const MUST_REFUSE: Baseline = NoBaseline("the server must refuse it");
-const SET_OF_READERS: Baseline = Harmed("a set of readers that expires");
+const LIST_OF_READERS: Baseline = Harmed("a list of readers that expires");
 const SET_NX_OF_SLOTS: Baseline = Harmed("SET NX PX of each slot");
 
 /// Defines [`ALL`], and a test of each scenario, which is named after the claim.
@@ -65,17 +61,30 @@ macro_rules! scenarios {
 scenarios! {
     wall_clock_stepped_ahead_ends_no_lock:
         "wall clock +60 s while a lock is held", SET_NX,
-        |trial| stepped_ahead(trial, One);
+        |trial| trial.compare(
+            "lock outlives a step of the wall clock, and its key is written again",
+            "string ends when the wall clock steps ahead",
+        );
     wall_clock_stepped_back_prolongs_no_lock:
-        "wall clock −1 h while a lock is held", SET_NX, clock::stepped_back;
+        "wall clock −1 h while a lock is held", SET_NX,
+        |trial| trial.compare(
+            "lock ends at its deadline by the monotonic clock alone",
+            "string outlasts its expiry when the wall clock steps back",
+        );
     old_client_after_a_clock_step_ends_no_lock_and_keeps_its_own_key:
-        "wall clock +60 s, then SET NX PX by an old client", SET_NX, clock::old_client;
+        "wall clock +60 s, then SET NX PX by an old client", SET_NX, operator::old_client;
     eviction_of_the_soonest_expiry_ends_no_lock:
         "eviction under volatile-ttl", SET_NX,
-        |trial| eviction(trial, One, "volatile-ttl");
+        |trial| trial.compare(
+            "lock outlives the eviction of its key under volatile-ttl",
+            "string is lost by an eviction under volatile-ttl",
+        );
     eviction_of_the_least_recently_used_ends_no_lock:
         "eviction under allkeys-lru", SET_NX,
-        |trial| eviction(trial, One, "allkeys-lru");
+        |trial| trial.compare(
+            "lock outlives the eviction of its key under allkeys-lru",
+            "string is lost by an eviction under allkeys-lru",
+        );
     killed_node_without_its_data_grants_no_held_lock:
         "kill -9, restart on an empty disk", VOTES_AT_ONCE,
         |trial| empty_disk(trial, One);
@@ -99,29 +108,42 @@ scenarios! {
         "replica promoted, the lock not yet replicated", SET_NX, restart::not_yet_replicated;
     reload_from_a_snapshot_is_not_a_flush:
         "DEBUG RELOAD", KEYS_SURVIVE,
-        |trial| reload(trial, One, "RELOAD", 0);
+        |trial| trial.check_each(
+            "reload ends no lock",
+            "string outlives a reload from a snapshot",
+        );
     reload_from_the_append_only_file_is_not_a_flush:
         "DEBUG LOADAOF", KEYS_SURVIVE,
-        |trial| reload(trial, One, "LOADAOF", 0);
+        |trial| trial.check_each(
+            "reload from the append-only file ends no lock",
+            "string outlives a reload from the append-only file",
+        );
     reload_without_keys_that_a_clock_step_expired_ends_no_lock:
         "wall clock +60 s, then DEBUG RELOAD", SET_NX,
-        |trial| reload(trial, One, "RELOAD", MINUTE_S);
+        |trial| trial.compare(
+            "reload after a step of the wall clock ends no lock",
+            "string is gone when the wall clock steps ahead before a reload",
+        );
     operator_ends_a_lock_by_removing_its_key:
         "DEL, UNLINK, GETDEL of a held lock", MUST_OBEY,
-        |trial| trial.check_claim(ACCIDENTS, "command that removes the key ends the lock");
+        |trial| trial.check_claim("command that removes the key ends the lock");
     operator_ends_a_lock_by_renaming_its_key:
         "RENAME of a held lock", MUST_OBEY,
-        |trial| trial.check_claim(ACCIDENTS, "renamed lock is a string that its token holds");
+        |trial| trial.check_claim("renamed lock is a string that its token holds");
     operator_ends_a_lock_by_expire_if_the_server_reports_a_deletion:
         "EXPIRE 0 of a held lock", MUST_OBEY, operator::expired;
     operator_ends_all_locks_by_a_flush:
         "FLUSHALL, FLUSHDB with a held lock", MUST_OBEY,
-        |trial| trial.check_claim(ACCIDENTS, "flush ends all locks");
+        |trial| trial.check_claim("flush ends all locks");
     node_with_swapped_databases_grants_no_held_lock:
-        "SWAPDB with a held lock", SET_NX, operator::swapped;
+        "SWAPDB with a held lock", SET_NX,
+        |trial| trial.compare(
+            "two swapped databases end their locks, and the node abstains for the largest ttl",
+            "string of a swapped database does not keep others out",
+        );
     only_its_token_extends_a_restored_copy_of_a_lock:
         "DUMP and RESTORE of a held lock", MUST_OBEY,
-        |trial| trial.check_claim(ACCIDENTS, "restored copy of a lock is a string that its token holds");
+        |trial| trial.check_claim("restored copy of a lock is a string that its token holds");
     only_its_token_extends_a_migrated_key:
         "MIGRATE of a held lock", MUST_OBEY, operator::migrated;
     configured_delay_shortens_no_abstention_that_has_begun:
@@ -136,40 +158,63 @@ scenarios! {
         "MODULE UNLOAD while a lock's key is lost", MUST_REFUSE,
         operator::unloaded_without_mirrors;
     wall_clock_stepped_ahead_grants_no_writer_beside_readers:
-        "wall clock +60 s while readers share a lock", SET_OF_READERS,
-        |trial| stepped_ahead(trial, Readers);
+        "wall clock +60 s while readers share a lock", LIST_OF_READERS,
+        |trial| trial.compare(
+            "accidents take no lock from readers",
+            "list of readers ends when the wall clock steps ahead",
+        );
     eviction_of_a_shared_key_ends_no_readers_lock:
-        "eviction under volatile-ttl while readers share a lock", SET_OF_READERS,
-        |trial| eviction(trial, Readers, "volatile-ttl");
+        "eviction under volatile-ttl while readers share a lock", LIST_OF_READERS,
+        |trial| trial.compare(
+            "accidents take no lock from readers",
+            "list of readers is lost by an eviction under volatile-ttl",
+        );
     killed_node_without_its_data_grants_no_shared_lock_to_a_writer:
         "kill -9, restart on an empty disk while readers share a lock", VOTES_AT_ONCE,
         |trial| empty_disk(trial, Readers);
     killed_node_with_its_data_keeps_writers_out_until_the_last_reader:
         "kill -9, restart with the disk while readers share a lock, lock.rejoin-delay 0",
-        Unharmed("a set of readers that expires: it is loaded again"), holders::kept_disk;
+        Unharmed("a list of readers that expires: it is loaded again"),
+        |trial| trial.check_each(
+            "restart leaves a string that blocks the key until it expires",
+            "list of readers outlives a restart",
+        );
     restart_after_a_downgrade_leaves_no_token_that_ends_the_lock:
         "downgrade, a reader joins, kill -9, restart with the disk, release by the former writer",
-        Harmed("the key keeps the token of the writer"), holders::killed_after_a_downgrade;
+        Harmed("the key keeps the token of the writer"),
+        |trial| trial.compare(
+            "restart after a downgrade leaves no token that ends the lock",
+            "token of a former writer ends the lock of a reader after a restart",
+        );
     reload_without_a_shared_key_ends_no_readers_lock:
-        "wall clock +60 s, then DEBUG RELOAD while readers share a lock", SET_OF_READERS,
-        |trial| reload(trial, Readers, "RELOAD", MINUTE_S);
+        "wall clock +60 s, then DEBUG RELOAD while readers share a lock", LIST_OF_READERS,
+        |trial| trial.compare(
+            "reload after a step of the wall clock ends no lock",
+            "list of readers is gone when the wall clock steps ahead before a reload",
+        );
     operator_ends_a_lock_for_all_of_its_readers:
         "DEL, SET of the key of a lock that readers share", MUST_OBEY,
-        |trial| trial.check_claim(SHARED, "command of an operator ends the lock of all readers");
+        |trial| trial.check_claim("command of an operator ends the lock of all readers");
     module_that_alone_knows_the_readers_is_not_unloaded:
-        "MODULE UNLOAD while readers share a lock", MUST_REFUSE, holders::unloaded;
+        "MODULE UNLOAD while readers share a lock", MUST_REFUSE, operator::unloaded_beside_readers;
     wall_clock_stepped_ahead_frees_no_permit:
         "wall clock +60 s while all permits are held", SET_NX_OF_SLOTS,
-        |trial| stepped_ahead(trial, Permits);
+        |trial| trial.compare(
+            "permits outlive a step of the wall clock and an eviction",
+            "slots are free when the wall clock steps ahead",
+        );
     eviction_of_a_slot_frees_no_permit:
         "eviction under volatile-ttl while all permits are held", SET_NX_OF_SLOTS,
-        |trial| eviction(trial, Permits, "volatile-ttl");
+        |trial| trial.compare(
+            "permits outlive a step of the wall clock and an eviction",
+            "slots are free after an eviction under volatile-ttl",
+        );
     killed_node_without_its_data_grants_no_held_permit:
         "kill -9, restart on an empty disk while all permits are held", VOTES_AT_ONCE,
         |trial| empty_disk(trial, Permits);
     operator_ends_the_permit_of_one_slot_only:
         "DEL of one slot while all permits are held", MUST_OBEY,
-        |trial| trial.check_claim(ACCIDENTS, "removal of a slot ends the permit of that slot only");
+        |trial| trial.check_claim("removal of a slot ends the permit of that slot only");
 }
 
 /// The result of a scenario. `Display` writes a row of a Markdown table.
@@ -249,6 +294,14 @@ fn check(claim: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn safety_page_names_all_scenarios() {
+        let page = include_str!("../../../../docs/safety.md");
+        for Scenario { claim, .. } in ALL {
+            assert!(page.contains(&format!("`{claim}`")), "docs/safety.md lacks {claim}");
+        }
+    }
 
     #[test]
     fn baseline_without_its_accident_is_reported() {

@@ -11,14 +11,6 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Interval between two checks of a condition.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How locks are acquired, extended and released.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LockMethod {
-    Module,
-    /// By `SET NX PX` and scripts that compare the token, as Redlock libraries do.
-    SetNx,
-}
-
 /// A lock as its holder knows it.
 #[derive(Clone, Debug)]
 pub(super) struct Held {
@@ -71,20 +63,16 @@ impl Answer {
 /// A server with the module, whose wall clock can be stepped and whose power can be cut.
 pub(super) struct Node {
     pub(super) inner: FleetNode,
-    pub(super) method: LockMethod,
     pub(super) connection: Connection,
 }
 
 impl Node {
     /// Starts a brand-new node, which votes at once.
-    pub(super) fn start(
-        method: LockMethod,
-        configure: impl FnOnce(ServerBuilder) -> ServerBuilder,
-    ) -> Result<Self> {
+    pub(super) fn start(configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Result<Self> {
         let injectors = Injectors::default();
         let server = configure(injectors.attach(Server::with_module())).start()?;
         let connection = server.try_connection()?;
-        Ok(Self { inner: FleetNode::new(server, 0, injectors), method, connection })
+        Ok(Self { inner: FleetNode::new(server, 0, injectors), connection })
     }
 
     pub(super) fn call<T: FromRedisValue>(&mut self, words: &[&str]) -> Result<T> {
@@ -92,9 +80,6 @@ impl Node {
     }
 
     pub(super) fn acquire(&mut self, key: &str, token: &str, ttl: Duration) -> Result<Answer> {
-        if self.method == LockMethod::SetNx {
-            return self.set_nx(key, token, ttl);
-        }
         self.ask(&["LOCK.ACQUIRE", key, token, &ms(ttl)], key, token, ttl)
     }
 
@@ -103,35 +88,18 @@ impl Node {
         self.ask(&["SET", key, token, "NX", "PX", &ms(ttl)], key, token, ttl)
     }
 
-    /// Acquires a lock as a reader. Without the module, the lock is a set of readers that expires.
     pub(super) fn share(&mut self, key: &str, token: &str, ttl: Duration) -> Result<Answer> {
-        const SCRIPT: &str = "
-            if redis.call('TYPE', KEYS[1]).ok == 'string' then return false end
-            redis.call('SADD', KEYS[1], ARGV[1])
-            return redis.call('PEXPIRE', KEYS[1], ARGV[2])";
-        let ms = ms(ttl);
-        let words = match self.method {
-            LockMethod::Module => &["LOCK.ACQUIRE", key, token, &ms, "SHARED"][..],
-            LockMethod::SetNx => &["EVAL", SCRIPT, "1", key, token, &ms],
-        };
-        self.ask(words, key, token, ttl)
+        self.ask(&["LOCK.ACQUIRE", key, token, &ms(ttl), "SHARED"], key, token, ttl)
     }
 
-    /// Acquires a lock on one of these keys. Without the module, tries one key after the other.
+    /// Acquires a lock on one of these keys.
     pub(super) fn acquire_any(
         &mut self,
         keys: [&str; 2],
         token: &str,
         ttl: Duration,
     ) -> Result<Answer> {
-        if self.method == LockMethod::Module {
-            let words = ["LOCK.ACQUIREANY", "2", keys[0], keys[1], token, &ms(ttl)];
-            return self.ask(&words, "", token, ttl);
-        }
-        match self.acquire(keys[0], token, ttl)? {
-            Answer::Refused => self.acquire(keys[1], token, ttl),
-            answer => Ok(answer),
-        }
+        self.ask(&["LOCK.ACQUIREANY", "2", keys[0], keys[1], token, &ms(ttl)], "", token, ttl)
     }
 
     fn ask(&mut self, words: &[&str], key: &str, token: &str, ttl: Duration) -> Result<Answer> {
@@ -158,27 +126,15 @@ impl Node {
 
     /// Returns `None` when the token does not hold the lock any more.
     pub(super) fn extend(&mut self, held: &Held) -> Result<Option<Held>> {
-        const SCRIPT: &str = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2])";
-        let (Held { key, token, .. }, ms) = (held, ms(held.ttl));
         let sent = Instant::now();
         let extended: Option<u64> =
-            self.call_by_method(&["LOCK.EXTEND", key, token, &ms], SCRIPT)?;
+            self.call(&["LOCK.EXTEND", &held.key, &held.token, &ms(held.ttl)])?;
         Ok(extended.map(|_| Held { sent, answered: Instant::now(), ..held.clone() }))
     }
 
     /// Returns whether the token still held the lock.
     pub(super) fn release(&mut self, Held { key, token, .. }: &Held) -> Result<bool> {
-        const SCRIPT: &str =
-            "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0";
-        self.call_by_method(&["LOCK.RELEASE", key, token], SCRIPT)
-    }
-
-    /// Calls the module, or else a script with the same key and arguments.
-    fn call_by_method<T: FromRedisValue>(&mut self, words: &[&str], script: &str) -> Result<T> {
-        match self.method {
-            LockMethod::Module => self.call(words),
-            LockMethod::SetNx => self.call(&[&["EVAL", script, "1"], &words[1..]].concat()),
-        }
+        self.call(&["LOCK.RELEASE", key, token])
     }
 
     /// Repeats `attempt` until it is granted. Returns `None` when no attempt is granted by `until`.
@@ -201,7 +157,6 @@ impl Node {
         self.call(&["GET", key])
     }
 
-    /// Returns whether the key exists. For eviction, this does not count as a use of the key.
     pub(super) fn exists(&mut self, key: &str) -> Result<bool> {
         self.call(&["EXISTS", key])
     }

@@ -6,18 +6,18 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail, ensure};
 use quorlock_testkit::{ServerBuilder, module_path};
 use redis::pipe;
 
 use super::MINUTE_S;
-use super::holders::KEY;
-use super::node::{Held, LockMethod, Node, PATIENCE};
+use super::node::{Answer, Held, Node, PATIENCE};
+use super::restart::{Holders, KEY};
 use super::trial::{GRANTED_WHILE_HELD, LONG_TTL, Trial};
 use crate::wait_until;
 
 fn node_and_lock(ttl: Duration) -> Result<(Node, Held)> {
-    let mut node = Node::start(LockMethod::Module, |builder| builder)?;
+    let mut node = Node::start(|builder| builder)?;
     let held = node.acquire(KEY, "holder", ttl)?.granted()?;
     Ok((node, held))
 }
@@ -44,26 +44,10 @@ pub(super) fn expired(trial: &mut Trial) -> Result<()> {
     Ok(())
 }
 
-/// The locks of both databases end, and the node abstains for `lock.max-ttl`.
-pub(super) fn swapped(trial: &mut Trial) -> Result<()> {
-    let mut node = trial.start_abstaining_node()?;
-    node.method = trial.method();
-    let held = node.acquire(KEY, "holder", trial.max_ttl())?.granted()?;
-    let before = Instant::now();
-    let _: String = node.call(&["SWAPDB", "0", "1"])?;
-    trial.count_injected();
-    if trial.is_protected() {
-        return trial.check_abstains(&mut node, &held, before, "swapdb");
-    }
-    let other = node.acquire(KEY, "another", trial.max_ttl())?;
-    trial.check(!other.is_granted(), GRANTED_WHILE_HELD);
-    Ok(())
-}
-
 /// The lock ends. On the other server, the key is a foreign string whose value is the token.
 pub(super) fn migrated(trial: &mut Trial) -> Result<()> {
     let (mut node, held) = node_and_lock(LONG_TTL)?;
-    let mut other = Node::start(LockMethod::Module, ServerBuilder::tcp)?;
+    let mut other = Node::start(ServerBuilder::tcp)?;
     let port = other.inner.server.port().to_string();
     let _: String = node.call(&["MIGRATE", "127.0.0.1", &port, KEY, "0", "5000"])?;
     trial.count_injected();
@@ -99,7 +83,7 @@ pub(super) fn rejoin_delay(trial: &mut Trial) -> Result<()> {
 
 /// The largest ttl limits how long forgotten locks may still be held, so it must not change.
 pub(super) fn max_ttl(trial: &mut Trial) -> Result<()> {
-    let mut node = Node::start(LockMethod::Module, |builder| builder.arg("lock.max-ttl", 2000))?;
+    let mut node = Node::start(|builder| builder.arg("lock.max-ttl", 2000))?;
     for ms in ["1000", "3000", "2000"] {
         trial.count_injected();
         let is_set = node.call::<String>(&["CONFIG", "SET", "lock.max-ttl", ms]);
@@ -139,7 +123,7 @@ pub(super) fn unloaded_and_loaded(trial: &mut Trial) -> Result<()> {
 
 /// A module that alone knows of a lock cannot be unloaded.
 pub(super) fn unloaded_without_mirrors(trial: &mut Trial) -> Result<()> {
-    let mut node = Node::start(LockMethod::Module, |builder| builder)?;
+    let mut node = Node::start(|builder| builder)?;
     let _: String = node.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"])?;
     let held = node.acquire("key", "holder", Duration::from_secs(5))?.granted()?;
     node.step_clock(MINUTE_S)?;
@@ -154,5 +138,52 @@ pub(super) fn unloaded_without_mirrors(trial: &mut Trial) -> Result<()> {
     wait_until(PATIENCE, "the key is written again", || node.exists("key"))?;
     let _: String = node.call(&["MODULE", "UNLOAD", "lock"])?;
     trial.check(node.get("key")?.as_deref() == Some("holder"), "the key is gone");
+    Ok(())
+}
+
+/// A module that alone knows the readers cannot be unloaded.
+pub(super) fn unloaded_beside_readers(trial: &mut Trial) -> Result<()> {
+    let mut node = Node::start(|builder| builder)?;
+    let readers = Holders::Readers.acquire(&mut node, LONG_TTL)?;
+    let unloaded = node.call::<String>(&["MODULE", "UNLOAD", "lock"]);
+    trial.count_injected();
+    trial.check(unloaded.is_err(), "the module was unloaded");
+    for reader in &readers {
+        trial.check(node.extend(reader)?.is_some(), "a reader could not extend the lock");
+    }
+    Ok(())
+}
+
+const OLD_TTL: Duration = Duration::from_millis(800);
+
+/// An old client, which uses plain `SET NX PX`, finds the key expired and writes it.
+///
+/// The module cannot prevent that this client and the holder both hold the lock. While the old
+/// client's key exists, the module does not change it, and grants the lock to no other client.
+pub(super) fn old_client(trial: &mut Trial) -> Result<()> {
+    let mut node = Node::start(|builder| builder)?;
+    // Otherwise the server may find the expired key before the old client does, and the module
+    // would write the key again.
+    let _: String = node.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"])?;
+    let held = node.acquire("key", "holder", 2 * OLD_TTL)?.granted()?;
+    node.step_clock(MINUTE_S)?;
+    let old = node.set_nx("key", "old client", 3 * OLD_TTL)?;
+    ensure!(
+        Instant::now() < held.must_last_until(),
+        "this machine is too slow: the lock has ended"
+    );
+    let Answer::Granted(old) = old else {
+        bail!("the old client did not find the key gone: {old:?}")
+    };
+    trial.count_injected();
+    if !trial.is_protected() {
+        trial.harm("the old client and the holder both hold the lock");
+        return Ok(());
+    }
+    trial.check(node.extend(&held)?.is_some(), "the holder could not extend the lock");
+    let until = old.must_end_by() + PATIENCE;
+    let other = node.retry_until(until, |node| node.acquire("key", "another", OLD_TTL))?;
+    trial.check(other.is_some(), "the lock did not end");
+    trial.check(Instant::now() >= old.must_last_until(), "the old client's key was removed");
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! A server restarts with less data than before, or a replica without the lock is promoted.
+//! A server restarts with less data than before, or a replica without the lock is promoted. The
+//! node abstains until all locks have ended that it may have forgotten.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -6,10 +7,68 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use quorlock_testkit::{Direction, Proxy};
 
-use super::node::{Held, LockMethod, Node, PATIENCE};
+use super::node::{Answer, Held, Node, PATIENCE};
 use super::trial::{GRANTED_WHILE_HELD, Trial};
 use super::{HOUR_S, MINUTE_S};
 use crate::wait_until;
+
+/// Who holds locks when the accident happens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Holders {
+    /// One client holds the lock [`KEY`].
+    One,
+    /// Two readers share the lock [`KEY`]. The first one's ttl is half as long.
+    Readers,
+    /// Two clients hold both permits of a semaphore.
+    Permits,
+}
+
+pub(super) const KEY: &str = "key";
+const SLOTS: [&str; 2] = ["encoder:00", "encoder:01"];
+
+impl Holders {
+    pub(super) fn acquire(self, node: &mut Node, ttl: Duration) -> Result<Vec<Held>> {
+        let answers = match self {
+            Self::One => vec![node.acquire(KEY, "holder", ttl)?],
+            Self::Readers => {
+                vec![node.share(KEY, "first", ttl / 2)?, node.share(KEY, "second", ttl)?]
+            }
+            Self::Permits => vec![
+                node.acquire_any(SLOTS, "first", ttl)?,
+                node.acquire_any(SLOTS, "second", ttl)?,
+            ],
+        };
+        let held: Vec<_> = answers.into_iter().map(Answer::granted).collect::<Result<_>>()?;
+        let slots = held.iter().map(|held| held.key.as_str());
+        ensure!(self != Self::Permits || slots.eq(SLOTS), "slots are not in order: {held:?}");
+        Ok(held)
+    }
+
+    /// Lets a client ask that must be refused: beside readers, a writer.
+    fn ask_another(self, node: &mut Node, ttl: Duration) -> Result<Answer> {
+        match self {
+            Self::One | Self::Readers => node.acquire(KEY, "another", ttl),
+            Self::Permits => node.acquire_any(SLOTS, "another", ttl),
+        }
+    }
+}
+
+/// The server is killed, and starts with an empty disk.
+pub(super) fn empty_disk(trial: &mut Trial, holders: Holders) -> Result<()> {
+    let mut node = trial.start_abstaining_node()?;
+    let held = holders.acquire(&mut node, trial.max_ttl())?;
+    let last = &held[held.len() - 1];
+    node.inner.server.kill();
+    let killed_at = Instant::now();
+    node.restart(trial.rejoin_delay_ms())?;
+    ensure!(!node.exists(&last.key)?, "the disk was not empty");
+    trial.count_injected();
+    let another = holders.ask_another(&mut node, trial.max_ttl())?;
+    if Instant::now() < last.must_last_until() {
+        trial.check(!another.is_granted(), GRANTED_WHILE_HELD);
+    }
+    trial.check_abstains(&mut node, last, killed_at, "start")
+}
 
 /// Each write is on the disk, but the keys of the locks have expired when the server loads them.
 pub(super) fn clock_stepped_meanwhile(trial: &mut Trial) -> Result<()> {
@@ -81,7 +140,7 @@ fn cut_after_a_grant(fsync: &str, max_ttl: Duration) -> Result<(Node, Held, u64)
 
 /// Starts a node with an append-only file. With `appendfsync everysec`, it has just synced.
 fn start(fsync: &str, max_ttl: Duration) -> Result<Node> {
-    let mut node = Node::start(LockMethod::Module, |builder| {
+    let mut node = Node::start(|builder| {
         builder
             .arg("lock.max-ttl", max_ttl.as_millis())
             .arg("appendonly", "yes")
@@ -99,13 +158,12 @@ fn start(fsync: &str, max_ttl: Duration) -> Result<Node> {
 
 /// The grant is still on its way to the replica that is promoted.
 pub(super) fn not_yet_replicated(trial: &mut Trial) -> Result<()> {
-    let (method, max_ttl) = (trial.method(), trial.max_ttl());
+    let max_ttl = trial.max_ttl();
     // With a delay, the master would wait for more replicas before it sends its data.
-    let mut primary = Node::start(method, |builder| {
+    let mut primary = Node::start(|builder| {
         builder.arg("lock.max-ttl", max_ttl.as_millis()).arg("repl-diskless-sync-delay", 0).tcp()
     })?;
-    let mut replica =
-        Node::start(method, |builder| builder.arg("lock.max-ttl", max_ttl.as_millis()))?;
+    let mut replica = Node::start(|builder| builder.arg("lock.max-ttl", max_ttl.as_millis()))?;
     let network = Proxy::start(primary.inner.server.url());
     let port = network.port().to_string();
     let _: String = replica.call(&["REPLICAOF", "127.0.0.1", &port])?;
@@ -113,7 +171,8 @@ pub(super) fn not_yet_replicated(trial: &mut Trial) -> Result<()> {
     wait_until(PATIENCE, "the replica is in step", || replica.exists("replicated"))?;
 
     network.hold(Direction::ToClient);
-    let held = primary.acquire("key", "holder", max_ttl)?.granted()?;
+    let acquire = if trial.is_protected() { Node::acquire } else { Node::set_nx };
+    let held = acquire(&mut primary, "key", "holder", max_ttl)?.granted()?;
     primary.inner.server.kill();
     ensure!(!replica.exists("key")?, "the grant was replicated");
     let promoted_at = Instant::now();
@@ -122,8 +181,7 @@ pub(super) fn not_yet_replicated(trial: &mut Trial) -> Result<()> {
     if trial.is_protected() {
         return trial.check_abstains(&mut replica, &held, promoted_at, "promotion");
     }
-    let until = held.must_last_until();
-    let other = replica.retry_until(until, |node| node.acquire("key", "another", max_ttl))?;
-    trial.check(other.is_none(), GRANTED_WHILE_HELD);
+    let other = acquire(&mut replica, "key", "another", max_ttl)?;
+    trial.check(!other.is_granted(), GRANTED_WHILE_HELD);
     Ok(())
 }

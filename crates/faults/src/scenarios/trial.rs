@@ -2,9 +2,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use super::node::{Answer, Held, LockMethod, Node, PATIENCE};
+use super::node::{Answer, Held, Node, PATIENCE};
 use crate::Protected;
-use crate::fuzz::claims;
+use crate::fuzz::{Claim, claims};
 
 #[derive(Debug)]
 pub struct Scenario {
@@ -42,6 +42,18 @@ pub struct Trial {
 /// A ttl that is longer than a scenario takes, and shorter than each step of the wall clock.
 pub(super) const LONG_TTL: Duration = Duration::from_secs(10);
 pub(super) const GRANTED_WHILE_HELD: &str = "another client was granted the lock while it was held";
+
+/// Returns a claim of a table of steps.
+fn claim(name: &str) -> Result<Claim> {
+    const TABLES: [&str; 4] = [
+        include_str!("../../steps/accidents.steps"),
+        include_str!("../../steps/baselines.steps"),
+        include_str!("../../steps/locks.steps"),
+        include_str!("../../steps/shared.steps"),
+    ];
+    let mut all = TABLES.into_iter().flat_map(claims);
+    all.find(|claim| claim.name == name).with_context(|| format!("no claim: {name}"))
+}
 
 impl Scenario {
     /// Runs the accident `rounds` times, each time on a new server.
@@ -82,29 +94,35 @@ impl Trial {
     }
 
     /// Checks a claim of a table of steps. Its steps cause the accident.
-    pub(super) fn check_claim(&mut self, table: &'static str, name: &str) -> Result<()> {
-        let claim = claims(table).into_iter().find(|claim| claim.name == name);
+    pub(super) fn check_claim(&mut self, name: &str) -> Result<()> {
+        let held = claim(name)?.hold_on_a_server();
         self.count_injected();
-        if let Err(what) = claim.with_context(|| format!("no claim: {name}"))?.hold_on_a_server() {
+        if let Err(what) = held {
             self.harm(what);
         }
         Ok(())
     }
 
-    /// Returns how clients lock in a scenario whose baseline does without the module.
-    pub(super) fn method(&self) -> LockMethod {
-        if self.is_protected() { LockMethod::Module } else { LockMethod::SetNx }
+    /// Checks a claim about a lock, and in a baseline one about its counterpart without the module.
+    pub(super) fn check_each(&mut self, with: &str, without: &str) -> Result<()> {
+        self.check_claim(if self.is_protected() { with } else { without })
     }
 
-    /// Returns the ttl of a lock whose end only the protected run awaits.
-    pub(super) fn ttl(&self, short: Duration) -> Duration {
-        if self.is_protected() { short } else { LONG_TTL }
+    /// Checks a claim with the protection. A baseline shows the harm that another claim describes.
+    pub(super) fn compare(&mut self, with: &str, without: &str) -> Result<()> {
+        if self.is_protected() {
+            return self.check_claim(with);
+        }
+        claim(without)?.hold_on_a_server().map_err(anyhow::Error::msg)?;
+        self.count_injected();
+        self.harm(without);
+        Ok(())
     }
 
     /// Returns the largest ttl, which is the length of an abstention. It is long in a baseline,
     /// which does not wait for the end of the lock: the lock must outlast the start of the server.
     pub(super) fn max_ttl(&self) -> Duration {
-        self.ttl(Duration::from_millis(1500))
+        if self.is_protected() { Duration::from_millis(1500) } else { LONG_TTL }
     }
 
     /// Returns the `lock.rejoin-delay` of a restart: -1 for the largest ttl.
@@ -115,7 +133,7 @@ impl Trial {
     /// Starts a node with the largest ttl of this trial.
     pub(super) fn start_abstaining_node(&self) -> Result<Node> {
         let max_ttl_ms = self.max_ttl().as_millis();
-        Node::start(LockMethod::Module, |builder| builder.arg("lock.max-ttl", max_ttl_ms))
+        Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))
     }
 
     /// Checks that a node abstains for this `reason`, because it may have forgotten a held lock.
