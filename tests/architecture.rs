@@ -1,5 +1,5 @@
-//! The pages name only files, headings, items and make targets that exist, and their table of
-//! limits is that of the code.
+//! The pages name only files, headings, items, tests and make targets that exist, and their table
+//! of limits is that of the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -155,6 +155,12 @@ fn is_path(code: &str) -> bool {
     TOP.iter().any(|top| code.starts_with(top)) && !code.contains([' ', '*', '<', '…'])
 }
 
+/// Whether a code span is the name of a test. No other name has so many words.
+fn is_test_name(code: &str) -> bool {
+    code.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        && code.matches('_').count() > 3
+}
+
 /// The code spans of a page, with the numbers of their lines.
 fn code(page: &str) -> impl Iterator<Item = (usize, &str)> {
     prose(page).flat_map(|(number, line)| {
@@ -162,7 +168,7 @@ fn code(page: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-fn complaints(page: &Path, text: &str, targets: &BTreeSet<&str>) -> Vec<String> {
+fn complaints(page: &Path, text: &str, targets: &BTreeSet<&str>, sources: &str) -> Vec<String> {
     let path = root().join(page);
     let mut complaints = Vec::new();
     let mut complain =
@@ -175,6 +181,9 @@ fn complaints(page: &Path, text: &str, targets: &BTreeSet<&str>) -> Vec<String> 
     for (line, code) in code(text) {
         if is_path(code) && !root().join(code).exists() {
             complain(line, format!("there is no {code}"));
+        }
+        if is_test_name(code) && !sources.contains(code) {
+            complain(line, format!("there is no test {code}"));
         }
         let target = code.strip_prefix("make ").and_then(|rest| rest.split(' ').next());
         if let Some(target) = target.filter(|target| !targets.contains(target)) {
@@ -193,12 +202,15 @@ fn make_targets(makefile: &str) -> BTreeSet<&str> {
 fn pages_name_only_what_exists() {
     let makefile = read("Makefile");
     let targets = make_targets(&makefile);
+    let mut sources = files("");
+    sources.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    let sources: String = sources.into_iter().map(read).collect();
     let mut wrong = Vec::new();
     let mut count = 0;
     for page in pages() {
         let text = read(&page);
         count += links(&text).len();
-        wrong.extend(complaints(&page, &text, &targets));
+        wrong.extend(complaints(&page, &text, &targets, &sources));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(count >= LINKS_MIN, "only {count} links were found");
@@ -338,13 +350,13 @@ fn table_of_limits_is_that_of_the_code() {
 fn missing_target_of_a_page_is_noticed() {
     let page = "[No](#such) [heading](docs/faq.md#which-ttl).
 See [`key_state`][file] and [`no_such_item`][file], [gone](crates/none.rs), `src/none.rs`,
-`make nothing`, [`Phase::Absent`](crates/core/src/client/acquire/mod.rs).
+`make nothing`, `tests_that_do_not_exist`, [`Phase::Absent`](crates/core/src/client/acquire/mod.rs).
 ```text
 `src/in_a_block.rs`
 ```
 [file]: crates/core/src/node/key_state.rs
 ";
-    let found = complaints(Path::new("ARCHITECTURE.md"), page, &BTreeSet::from(["test"]));
+    let found = complaints(Path::new("ARCHITECTURE.md"), page, &BTreeSet::from(["test"]), "");
     let expected = [
         "ARCHITECTURE.md:1: there is no heading #such",
         "ARCHITECTURE.md:2: crates/core/src/node/key_state.rs does not define no_such_item",
@@ -352,6 +364,7 @@ See [`key_state`][file] and [`no_such_item`][file], [gone](crates/none.rs), `src
         "ARCHITECTURE.md:3: crates/core/src/client/acquire/mod.rs does not define Phase::Absent",
         "ARCHITECTURE.md:2: there is no src/none.rs",
         "ARCHITECTURE.md:3: the Makefile has no target nothing",
+        "ARCHITECTURE.md:3: there is no test tests_that_do_not_exist",
     ];
     assert_eq!(BTreeSet::from_iter(found), expected.map(str::to_owned).into());
 }
