@@ -2,7 +2,6 @@
 //!
 //! The module may write keys only here and in commands.
 
-use std::ffi::CStr;
 use std::mem::take;
 
 use quorlock_core::node::{Budget, Job, TURN_LIMIT_US, WriteConditions};
@@ -37,8 +36,7 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
         let conditions = write_conditions(ctx);
         module::with(|state| state.write_conditions = conditions);
     }
-    if check_policy && ctx.config(c"maxmemory-policy").is_some_and(|policy| policy != "noeviction")
-    {
+    if check_policy && ctx.config("maxmemory-policy").is_some_and(|policy| policy != "noeviction") {
         ctx.log(
             LogLevel::Warning,
             "lock: maxmemory-policy lets this server evict the keys of locks. A lock whose key was \
@@ -50,12 +48,12 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
 
 /// Reads the server's configs. One that cannot be read counts as the server's default.
 fn write_conditions(ctx: &Ctx<'_>) -> WriteConditions {
-    let is = |name: &CStr, value: &str| ctx.config(name).is_some_and(|have| have == value);
-    let number = |name: &CStr| ctx.config(name)?.parse::<u64>().ok();
-    let has_lag_limit = number(c"min-replicas-max-lag") != Some(0);
-    let min_replicas = number(c"min-replicas-to-write").filter(|_| has_lag_limit);
+    let is = |name: &str, value: &str| ctx.config(name).is_some_and(|have| have == value);
+    let number = |name: &str| ctx.config(name)?.parse::<u64>().ok();
+    let has_lag_limit = number("min-replicas-max-lag") != Some(0);
+    let min_replicas = number("min-replicas-to-write").filter(|_| has_lag_limit);
     WriteConditions {
-        needs_save: !is(c"stop-writes-on-bgsave-error", "no") && !is(c"save", ""),
+        needs_save: !is("stop-writes-on-bgsave-error", "no") && !is("save", ""),
         min_replicas: min_replicas.unwrap_or(0),
     }
 }

@@ -1,7 +1,7 @@
 //! The handler of each command: parse, execute, reply.
 
+use quorlock_core::Fence;
 use quorlock_core::node::{self, BlockedId, KeyBytes, Reply, WaitReply};
-use quorlock_core::{Fence, Ttl};
 
 use crate::docs;
 use crate::error::CommandError;
@@ -9,56 +9,52 @@ use crate::ffi::command::Keys;
 use crate::ffi::{Arg, Args, Ctx, Name, ServerKeyspace, clock};
 use crate::inspection::{self, number};
 use crate::module;
-use crate::request::{self, KeysAndToken, Options, ScanTerms};
+use crate::request::{self, KeysAndToken, ScanTerms};
 
 /// The handler of a command, which has its keys at these places. It sends exactly one reply, or
 /// none and returns the error, which is then the reply.
 pub(crate) type Handler = fn(&Ctx<'_>, Keys, Args<'_>) -> Result<(), CommandError>;
 
+#[expect(clippy::redundant_closure, reason = "the variant alone has a fixed lifetime")]
 pub(crate) fn acquire(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), CommandError> {
-    let KeysAndToken { keys: names, token, rest } = request::keys_and_token(keys, args)?;
-    let (ttl, options) = request::acquire_terms(rest, keys)?;
-    let mut keyspace = ServerKeyspace::for_command(ctx);
-    let acquire = node_acquire(keyspace.db(), &names, &token, ttl, &options);
-    match execute(&node::Command::Acquire(acquire), &mut keyspace)? {
-        // With WAIT, the reply to a grant includes the time waited.
-        Reply::Granted(fence) if options.wait_ms.is_some() => reply_granted(ctx, fence, 0),
-        reply => send_reply(ctx, reply),
-    }
-    Ok(())
+    let request = request::keys_and_token(keys, args)?;
+    acquire_by(ctx, keys, request, |acquire| node::Command::Acquire(acquire))
 }
 
+#[expect(clippy::redundant_closure, reason = "the variant alone has a fixed lifetime")]
 pub(crate) fn acquire_any(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), CommandError> {
-    let KeysAndToken { keys: names, token, rest } = request::ordered_keys_and_token(keys, args)?;
-    let (ttl, options) = request::acquire_terms(rest, keys)?;
-    let mut keyspace = ServerKeyspace::for_command(ctx);
-    let acquire = node_acquire(keyspace.db(), &names, &token, ttl, &options);
-    match execute(&node::Command::AcquireAny(acquire), &mut keyspace)? {
-        Reply::GrantedOne { fence, key } => {
-            reply_granted_one(ctx, fence, options.wait_ms.map(|_| 0), names[key].as_ref());
-        }
-        reply => send_reply(ctx, reply),
-    }
-    Ok(())
+    let request = request::ordered_keys_and_token(keys, args)?;
+    acquire_by(ctx, keys, request, |acquire| node::Command::AcquireAny(acquire))
 }
 
-fn node_acquire<'a, N>(
-    db: u32,
-    keys: &'a [N],
-    token: &'a N,
-    ttl: Ttl,
-    options: &Options<'a>,
-) -> node::Acquire<'a, N> {
-    node::Acquire {
-        db,
-        keys,
-        token,
+fn acquire_by<'a>(
+    ctx: &'a Ctx<'a>,
+    keys: Keys,
+    KeysAndToken { keys: names, token, rest }: KeysAndToken<'a>,
+    command: impl for<'c> FnOnce(node::Acquire<'c, Name<'a>>) -> node::Command<'c, Name<'a>>,
+) -> Result<(), CommandError> {
+    let (ttl, options) = request::acquire_terms(rest, keys)?;
+    let mut keyspace = ServerKeyspace::for_command(ctx);
+    let acquire = node::Acquire {
+        db: keyspace.db(),
+        keys: &names,
+        token: &token,
         ttl,
         mode: options.mode,
         owner: options.owner.map(Arg::as_bytes),
         fence: options.fence,
         wait_ms: options.wait_ms.unwrap_or(0),
+    };
+    // With WAIT, the reply to a grant includes the time waited.
+    let waited_us = options.wait_ms.map(|_| 0);
+    match execute(&command(acquire), &mut keyspace)? {
+        Reply::Granted(fence) => reply_granted(ctx, fence, waited_us, None),
+        Reply::GrantedOne { fence, key } => {
+            reply_granted(ctx, fence, waited_us, Some(names[key].as_ref()));
+        }
+        reply => send_reply(ctx, reply),
     }
+    Ok(())
 }
 
 pub(crate) fn extend(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), CommandError> {
@@ -141,7 +137,7 @@ fn execute<'a>(
 
 fn send_reply(ctx: &Ctx<'_>, reply: Reply) {
     match reply {
-        // `AcquireAny` sends `GrantedOne` itself, with the key.
+        // `acquire_by` replies to a grant itself, with the time waited and the key.
         Reply::Granted(fence) | Reply::Extended(fence) | Reply::GrantedOne { fence, .. } => {
             ctx.reply_integer(integer(fence));
         }
@@ -174,30 +170,27 @@ pub(crate) fn reply_unblocked(ctx: &Ctx<'_>, blocked_id: Option<BlockedId>) {
 /// Replies to a client that waited; with nil if there is no answer.
 pub(crate) fn reply_after_wait(ctx: &Ctx<'_>, reply: Option<WaitReply>) {
     match reply {
-        Some(WaitReply::Granted { fence, waited_us, key: None }) => {
-            reply_granted(ctx, fence, waited_us);
-        }
-        Some(WaitReply::Granted { fence, waited_us, key: Some(key) }) => {
-            reply_granted_one(ctx, fence, Some(waited_us), KeyBytes::as_bytes(&key));
+        Some(WaitReply::Granted { fence, waited_us, key }) => {
+            let key = key.as_ref().map(KeyBytes::as_bytes);
+            reply_granted(ctx, fence, Some(waited_us), key);
         }
         Some(WaitReply::Failed(error)) => ctx.reply_error(&CommandError::from(error)),
         Some(WaitReply::Refused) | None => ctx.reply_null(),
     }
 }
 
-fn reply_granted(ctx: &Ctx<'_>, fence: Fence, waited_us: u64) {
-    ctx.reply_array(2);
-    ctx.reply_integer(integer(fence));
-    ctx.reply_integer(number(waited_us));
-}
-
-fn reply_granted_one(ctx: &Ctx<'_>, fence: Fence, waited_us: Option<u64>, key: &[u8]) {
-    ctx.reply_array(if waited_us.is_some() { 3 } else { 2 });
+/// Replies with the fence, or with an array of the fence and what is given.
+fn reply_granted(ctx: &Ctx<'_>, fence: Fence, waited_us: Option<u64>, key: Option<&[u8]>) {
+    if waited_us.is_some() || key.is_some() {
+        ctx.reply_array(1 + i32::from(waited_us.is_some()) + i32::from(key.is_some()));
+    }
     ctx.reply_integer(integer(fence));
     if let Some(waited_us) = waited_us {
         ctx.reply_integer(number(waited_us));
     }
-    ctx.reply_bytes(key);
+    if let Some(key) = key {
+        ctx.reply_bytes(key);
+    }
 }
 
 pub(crate) fn integer(fence: Fence) -> i64 {

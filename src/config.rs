@@ -3,7 +3,6 @@
 //! The same limits apply in redis.conf, to `CONFIG SET`, and to the module's arguments.
 
 use std::ffi::{CStr, CString};
-use std::fmt;
 use std::sync::atomic::AtomicI64;
 
 use quorlock_core::Ttl;
@@ -99,7 +98,7 @@ fn parse_set_argument(args: Args<'_>, index: usize) -> Result<(NodeSet, usize), 
     let arg_count = if first.contains(&b' ') { 1 } else { 3 };
     let value: Vec<_> =
         (index..index + arg_count).filter_map(|index| args.get(index)).map(Arg::as_bytes).collect();
-    let set = parse_set(&value.join(&b' ')).map_err(ConfigError::InvalidSet)?;
+    let set = parse_set(&value.join(&b' '))?;
     Ok((set.ok_or(ConfigError::NoSet)?, arg_count))
 }
 
@@ -140,47 +139,38 @@ pub(crate) fn max_waiters() -> usize {
     usize::try_from(MAX_WAITERS.value()).unwrap_or(0)
 }
 
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
+    #[error(
+        "unknown module argument; the arguments are: {} {}",
+        NUMBERS.map(|number| text(number.name)).join(" "),
+        text(SET.name())
+    )]
     UnknownName,
+    #[error("the module argument {} is given twice", text(.0))]
     Repeated(&'static CStr),
+    #[error(
+        "the module argument {} must be a whole number between {} and {}",
+        text(.0.name), .0.min, .0.max
+    )]
     BadValue(&'static Number),
+    #[error(
+        "the module argument `set` has no value: write `set NAME ID MEMBERS`, or leave `set` out"
+    )]
     NoSet,
-    InvalidSet(InvalidSet),
+    #[error(transparent)]
+    InvalidSet(#[from] InvalidSet),
     /// The server refused a setting or its value, and has logged why.
+    #[error(
+        "a configuration value is not allowed; the limits are:{} lock.{} must be NAME ID MEMBERS",
+        NUMBERS.map(limits).concat(),
+        text(SET.name())
+    )]
     Refused,
 }
 
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::UnknownName => {
-                write!(f, "unknown module argument; the arguments are:")?;
-                NUMBERS.iter().try_for_each(|number| write!(f, " {}", text(number.name)))?;
-                write!(f, " {}", text(SET.name()))
-            }
-            Self::Repeated(name) => write!(f, "the module argument {} is given twice", text(name)),
-            Self::BadValue(number) => write!(
-                f,
-                "the module argument {} must be a whole number between {} and {}",
-                text(number.name),
-                number.min,
-                number.max
-            ),
-            Self::NoSet => write!(
-                f,
-                "the module argument `set` has no value: write `set NAME ID MEMBERS`, or leave \
-                 `set` out"
-            ),
-            Self::InvalidSet(error) => error.fmt(f),
-            Self::Refused => {
-                write!(f, "a configuration value is not allowed; the limits are:")?;
-                NUMBERS.iter().try_for_each(|number| {
-                    write!(f, " lock.{} {} to {};", text(number.name), number.min, number.max)
-                })?;
-                write!(f, " lock.{} must be NAME ID MEMBERS", text(SET.name()))
-            }
-        }
-    }
+fn limits(number: &Number) -> String {
+    format!(" lock.{} {} to {};", text(number.name), number.min, number.max)
 }
 
 fn text(name: &CStr) -> &str {

@@ -10,36 +10,43 @@ use quorlock_core::{Fence, TtlError};
 use crate::request::{OWNER_BYTES_MAX, TOKEN_BYTES_MAX, WAIT_MS_MAX};
 
 /// Why a command was not carried out.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, thiserror::Error)]
 pub(crate) enum CommandError {
     /// The reply is the server's own.
+    #[error("ERR wrong number of arguments")]
     Arity,
+    #[error("ERR value is not an integer or out of range")]
     NotAnInteger,
+    #[error("ERR numkeys must be between 1 and {KEYS_MAX}: it says how many keys follow")]
     NumKeys,
-    Ttl(TtlError),
+    #[error("ERR {0} (lock.max-ttl)")]
+    Ttl(#[from] TtlError),
+    #[error(
+        "ERR token must be 1 to {TOKEN_BYTES_MAX} bytes: use at least 16 random bytes, new for \
+         every attempt"
+    )]
     TokenLength,
+    #[error("ERR OWNER must be at most {OWNER_BYTES_MAX} bytes: it is a label for people to read")]
     OwnerLength,
+    #[error("ERR OWNER must be UTF-8: it is a label for people to read")]
     OwnerNotText,
-    FenceRange {
-        min: u64,
-    },
+    #[error("ERR FENCE must be between {min} and {}", Fence::MAX.get())]
+    FenceRange { min: u64 },
+    #[error("ERR WAIT must be between 0 and {WAIT_MS_MAX} milliseconds")]
     WaitRange,
-    UnknownOption {
-        /// The argument after which options may follow.
-        after: &'static str,
-        allowed: &'static str,
-    },
+    /// `after` is the argument after which options may follow.
+    #[error("ERR syntax error: only {allowed} may follow the {after}")]
+    UnknownOption { after: &'static str, allowed: &'static str },
+    #[error("ERR invalid cursor: begin with 0, and continue with the cursor of the last reply")]
     Cursor,
+    #[error("ERR MATCH must be at most {PATTERN_BYTES_MAX} bytes")]
     PatternLength,
+    #[error("ERR COUNT must be between 1 and {SCAN_COUNT_MAX}")]
     CountRange,
+    #[error("ERR syntax error: an option is repeated; name each once")]
     RepeatedOption,
+    #[error(fmt = write_node_error)]
     Node(node::CommandError),
-}
-
-impl From<TtlError> for CommandError {
-    fn from(error: TtlError) -> Self {
-        Self::Ttl(error)
-    }
 }
 
 impl From<node::CommandError> for CommandError {
@@ -48,53 +55,7 @@ impl From<node::CommandError> for CommandError {
     }
 }
 
-impl fmt::Display for CommandError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Arity => write!(f, "ERR wrong number of arguments"),
-            Self::NotAnInteger => write!(f, "ERR value is not an integer or out of range"),
-            Self::NumKeys => write!(
-                f,
-                "ERR numkeys must be between 1 and {KEYS_MAX}: it says how many keys follow"
-            ),
-            Self::Ttl(error) => write!(f, "ERR {error} (lock.max-ttl)"),
-            Self::TokenLength => write!(
-                f,
-                "ERR token must be 1 to {TOKEN_BYTES_MAX} bytes: use at least 16 random bytes, \
-                 new for every attempt"
-            ),
-            Self::OwnerLength => write!(
-                f,
-                "ERR OWNER must be at most {OWNER_BYTES_MAX} bytes: it is a label for people to \
-                 read"
-            ),
-            Self::OwnerNotText => {
-                write!(f, "ERR OWNER must be UTF-8: it is a label for people to read")
-            }
-            Self::FenceRange { min } => {
-                write!(f, "ERR FENCE must be between {min} and {}", Fence::MAX.get())
-            }
-            Self::WaitRange => {
-                write!(f, "ERR WAIT must be between 0 and {WAIT_MS_MAX} milliseconds")
-            }
-            Self::UnknownOption { after, allowed } => {
-                write!(f, "ERR syntax error: only {allowed} may follow the {after}")
-            }
-            Self::Cursor => write!(
-                f,
-                "ERR invalid cursor: begin with 0, and continue with the cursor of the last reply"
-            ),
-            Self::PatternLength => write!(f, "ERR MATCH must be at most {PATTERN_BYTES_MAX} bytes"),
-            Self::CountRange => write!(f, "ERR COUNT must be between 1 and {SCAN_COUNT_MAX}"),
-            Self::RepeatedOption => {
-                write!(f, "ERR syntax error: an option is repeated; name each once")
-            }
-            Self::Node(error) => write_node_error(f, error),
-        }
-    }
-}
-
-fn write_node_error(f: &mut fmt::Formatter<'_>, error: &node::CommandError) -> fmt::Result {
+fn write_node_error(error: &node::CommandError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     use node::CommandError as Error;
 
     match error {

@@ -1,6 +1,6 @@
 use std::ptr::NonNull;
 
-use redis_module::raw;
+use redis_module::{RedisString, raw};
 
 use super::api;
 
@@ -76,12 +76,7 @@ impl<'a> Arg<'a> {
 /// A key or a token: a string that the server lends, or one that the module made.
 pub(crate) enum Name<'a> {
     Lent(Arg<'a>),
-    Made(MadeString),
-}
-
-/// A string of the server that this module made, and frees when it is dropped.
-pub(crate) struct MadeString {
-    string: NonNull<raw::RedisModuleString>,
+    Made(RedisString),
 }
 
 impl<'a> From<Arg<'a>> for Name<'a> {
@@ -93,13 +88,7 @@ impl<'a> From<Arg<'a>> for Name<'a> {
 impl Name<'_> {
     /// Copies bytes into a string of the server.
     pub(crate) fn made(bytes: &[u8]) -> Self {
-        // SAFETY: the bytes are copied; no context is needed for a string that is freed by hand.
-        let string = unsafe {
-            let (start, len) = (bytes.as_ptr().cast(), bytes.len());
-            api!(RedisModule_CreateString(std::ptr::null_mut(), start, len))
-        };
-        let string = NonNull::new(string).expect("the server returns a string, or ends");
-        Self::Made(MadeString { string })
+        Self::Made(RedisString::create_from_slice(std::ptr::null_mut(), bytes))
     }
 
     /// Makes 128 random bits in hexadecimal digits: a value that no client knows.
@@ -114,9 +103,10 @@ impl Name<'_> {
     pub(crate) fn as_arg(&self) -> Arg<'_> {
         match self {
             Self::Lent(arg) => *arg,
-            // SAFETY: the string lives as long as this name, and nothing changes it: the server
-            // copies a string with several owners before it changes it, and this name is one.
-            Self::Made(made) => unsafe { Arg::new(made.string) },
+            // SAFETY: the server returned a string, or would have ended. The string lives as long
+            // as this name, and nothing changes it: the server copies a string with several owners
+            // before it changes it, and this name is one.
+            Self::Made(made) => unsafe { Arg::new(NonNull::new_unchecked(made.inner)) },
         }
     }
 }
@@ -124,12 +114,5 @@ impl Name<'_> {
 impl AsRef<[u8]> for Name<'_> {
     fn as_ref(&self) -> &[u8] {
         self.as_arg().as_bytes()
-    }
-}
-
-impl Drop for MadeString {
-    fn drop(&mut self) {
-        // SAFETY: releases the reference that the constructor acquired.
-        unsafe { api!(RedisModule_FreeString(std::ptr::null_mut(), self.string.as_ptr())) }
     }
 }

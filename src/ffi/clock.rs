@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use quorlock_core::node::{Monotonic, Now};
 use redis_module::raw;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::api;
 
@@ -16,9 +17,7 @@ const UNKNOWN: i64 = i64::MIN;
 
 /// Reads `CLOCK_MONOTONIC_RAW`: it does not step, and unlike `CLOCK_MONOTONIC` it is not slewed.
 pub(crate) fn monotonic() -> Monotonic {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a place for the result; Linux has this clock since 2.6.28.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_RAW, &raw mut now) };
+    let now = clock_gettime(ClockId::MonotonicRaw);
     Monotonic::from_us(now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000)
 }
 

@@ -1,7 +1,7 @@
 //! Commands: their description, handler and registration.
 
 use std::ffi::CStr;
-use std::ptr;
+use std::{io, ptr};
 
 use bitflags::bitflags;
 use redis_module::raw;
@@ -97,7 +97,7 @@ pub(super) fn register_category(ctx: &Ctx<'_>) -> bool {
             .is_none_or(|add| add(ctx.as_ptr(), CATEGORY.as_ptr()) == raw::REDISMODULE_OK as i32)
     };
     // The server keeps the category when it unloads the module.
-    added || std::io::Error::last_os_error().raw_os_error() == Some(libc::EBUSY)
+    added || io::Error::last_os_error().kind() == io::ErrorKind::ResourceBusy
 }
 
 /// Adds a command to its ACL categories, if the server supports them for modules.

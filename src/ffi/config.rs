@@ -10,6 +10,7 @@ use redis_module::raw;
 use super::{Arg, Ctx, MainThread, Name, api, entry};
 
 /// An integer setting. It is a static, because the server keeps its address.
+#[derive(Debug)]
 pub(crate) struct Number {
     /// The name without the prefix `lock.`, which the server adds.
     pub(crate) name: &'static CStr,

@@ -1,8 +1,8 @@
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CString, c_void};
 use std::fmt::Display;
 use std::marker::PhantomData;
 
-use redis_module::raw;
+use redis_module::{Context, RedisResult, RedisValue, raw};
 
 use super::api;
 use super::command::KeyFlags;
@@ -116,23 +116,8 @@ impl Ctx<'_> {
 
     /// Whether no other module is loaded. Call it while this module loads and is not yet listed.
     pub(crate) fn is_only_module(&self) -> bool {
-        // SAFETY: a live context; "c" is a C string; the reply is freed after it was read.
-        unsafe {
-            let reply = api!(RedisModule_Call(
-                self.ctx,
-                c"MODULE".as_ptr(),
-                c"c".as_ptr(),
-                c"LIST".as_ptr()
-            ));
-            if reply.is_null() {
-                return false;
-            }
-            let array =
-                api!(RedisModule_CallReplyType(reply)) as isize == raw::REDISMODULE_REPLY_ARRAY;
-            let empty = api!(RedisModule_CallReplyLength(reply)) == 0;
-            api!(RedisModule_FreeCallReply(reply));
-            array && empty
-        }
+        let listed = self.call("MODULE", &["LIST"]);
+        matches!(listed, Ok(RedisValue::Array(modules)) if modules.is_empty())
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
@@ -164,28 +149,19 @@ impl Ctx<'_> {
 
     /// The value of a config of the server; `None` if it has no such config. Call it only at the
     /// end of a turn.
-    pub(crate) fn config(&self, name: &CStr) -> Option<String> {
-        // SAFETY: a live context; "cc" is two C strings; the text belongs to the reply, which is
-        // freed after the text was copied.
-        unsafe {
-            let (command, get) = (c"CONFIG".as_ptr(), c"GET".as_ptr());
-            let reply =
-                api!(RedisModule_Call(self.ctx, command, c"cc".as_ptr(), get, name.as_ptr()));
-            if reply.is_null() {
-                return None;
-            }
-            let value = api!(RedisModule_CallReplyArrayElement(reply, 1));
-            let mut len = 0;
-            let text: *const u8 = if value.is_null() {
-                std::ptr::null()
-            } else {
-                api!(RedisModule_CallReplyStringPtr(value, &raw mut len)).cast()
-            };
-            let value = (!text.is_null())
-                .then(|| String::from_utf8_lossy(std::slice::from_raw_parts(text, len)).into());
-            api!(RedisModule_FreeCallReply(reply));
-            value
+    pub(crate) fn config(&self, name: &str) -> Option<String> {
+        match self.call("CONFIG", &["GET", name]) {
+            Ok(RedisValue::Array(pair)) => match pair.into_iter().nth(1)? {
+                RedisValue::SimpleString(value) => Some(value),
+                _ => None,
+            },
+            _ => None,
         }
+    }
+
+    /// Executes a command of the server.
+    fn call<const N: usize>(&self, command: &str, args: &[&str; N]) -> RedisResult {
+        Context::new(self.ctx).call(command, args)
     }
 
     /// Writes a line to the server's log. It must not contain a key, a token or other client data.

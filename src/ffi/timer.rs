@@ -2,11 +2,16 @@
 //! the wall clock.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use quorlock_core::node::Monotonic;
 use redis_module::raw;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
 
 use super::api;
 
@@ -24,12 +29,8 @@ impl Timer {
     /// Returns `None` if the system has no file descriptor left, or the event loop refuses this
     /// one.
     pub(crate) fn new() -> Option<Self> {
-        // SAFETY: needs nothing; a non-negative result is a descriptor that is ours.
-        let fd = unsafe {
-            let fd =
-                libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC);
-            (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
-        }?;
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let fd = timerfd_create(TimerfdClockId::Monotonic, flags).ok()?;
         // SAFETY: an open descriptor, which is removed from the loop before it is closed.
         let added = unsafe {
             let mask = raw::REDISMODULE_EVENTLOOP_READABLE as c_int;
@@ -57,19 +58,12 @@ impl Timer {
         }
         // A time of zero would disarm the timer.
         let after_us = at.us_since(now).max(1);
-        let after = libc::timespec {
-            tv_sec: libc::time_t::try_from(after_us / 1_000_000).unwrap_or(libc::time_t::MAX),
-            tv_nsec: (after_us % 1_000_000 * 1000) as libc::c_long,
-        };
-        let once = libc::itimerspec {
-            it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
-            it_value: after,
-        };
-        // SAFETY: an open timer and a time to set; the old time is not read.
-        let set = unsafe {
-            libc::timerfd_settime(self.fd.as_raw_fd(), 0, &raw const once, std::ptr::null_mut())
-        };
-        self.armed = (set == 0).then_some(at);
+        let it_value = Timespec::try_from(Duration::from_micros(after_us));
+        self.armed = it_value.ok().and_then(|it_value| {
+            let once = Itimerspec { it_interval: Timespec::default(), it_value };
+            timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &once).ok()?;
+            Some(at)
+        });
     }
 }
 
@@ -90,7 +84,8 @@ static HAS_FIRED: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C" fn handle_expiration(fd: c_int, _data: *mut c_void, _mask: c_int) {
     HAS_FIRED.store(true, Ordering::Relaxed);
-    let mut expirations = 0_u64;
-    // SAFETY: an open non-blocking descriptor, and a place for the eight bytes of a timer.
-    unsafe { libc::read(fd, (&raw mut expirations).cast(), size_of::<u64>()) };
+    // SAFETY: the descriptor is open as long as the loop has it.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    // Without a read, the loop would wake at once again. The number of expirations does not matter.
+    let _ = rustix::io::read(fd, &mut [0_u8; size_of::<u64>()]);
 }
