@@ -50,6 +50,13 @@ impl Episode {
                 let _: Value = self.control.call("BGREWRITEAOF")?;
             }
             Step::Restart => return self.restart(),
+            Step::LoseData { votes } => {
+                let delay_ms = self.model.rejoin_delay_ms(votes);
+                self.server.set_arg("lock.rejoin-delay", delay_ms);
+                self.kill_and_start()?;
+                self.model.restart(self.now(), delay_ms);
+                return self.settle(TOLERANCE_MS);
+            }
             Step::Evict { policy } => self.evict(policy)?,
             Step::MoveClock { ms } => {
                 self.wall.step_ms(ms);
@@ -173,18 +180,9 @@ impl Episode {
 
     fn restart(&mut self) -> Outcome {
         let before = self.view()?;
-        self.server.kill();
-        self.server.restart()?;
-        self.control = Wire::connect(&self.server)?;
-        for client in 0..self.clients.len() {
-            self.reconnect(client)?;
-        }
+        self.kill_and_start()?;
         let now = self.now();
-        self.model.restart(now);
-        // Fences grow across a restart, unless the wall clock was stepped back.
-        if self.config.clock_steps {
-            self.offsets.forget();
-        }
+        self.model.restart(now, 0);
         let after = self.view()?;
         let mut left = before.keys;
         left.retain(|_, value| value.expires_at_ms.is_none_or(|at| at > self.now().wall_ms()));
@@ -195,6 +193,20 @@ impl Episode {
         // The server may have loaded a snapshot that an earlier command or a replication wrote.
         self.take_over(after);
         self.settle(TOLERANCE_MS)
+    }
+
+    fn kill_and_start(&mut self) -> Outcome {
+        self.server.kill();
+        self.server.restart()?;
+        self.control = Wire::connect(&self.server)?;
+        for client in 0..self.clients.len() {
+            self.reconnect(client)?;
+        }
+        // Fences grow across a restart, unless the wall clock was stepped back.
+        if self.config.clock_steps {
+            self.offsets.forget();
+        }
+        Ok(())
     }
 
     pub(super) fn view(&mut self) -> Outcome<View> {

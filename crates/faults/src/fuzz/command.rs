@@ -224,6 +224,11 @@ pub(super) enum Step {
     LoadAppendOnlyFile,
     RewriteAppendOnlyFile,
     Restart,
+    /// A crash from which the server starts without data. Only tables have this step.
+    LoseData {
+        /// Whether the node votes at once, and does not abstain for the largest ttl.
+        votes: bool,
+    },
     Evict {
         policy: &'static str,
     },

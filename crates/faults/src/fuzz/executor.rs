@@ -200,8 +200,12 @@ impl Target for Memory {
                 // A start takes time, and so a counter of fences begins with a larger number.
                 self.pass_us(1000);
                 let keys = std::mem::take(&mut self.model.server.keys);
-                self.model.restart(self.now);
+                self.model.restart(self.now, 0);
                 self.model.server.keys = keys;
+            }
+            Step::LoseData { votes } => {
+                self.pass_us(1000);
+                self.model.restart(self.now, self.model.rejoin_delay_ms(votes));
             }
             other => unreachable!("no table has {other:?}"),
         }

@@ -22,8 +22,6 @@ use anyhow::Result;
 
 use self::Baseline::{Harmed, None as NoBaseline, Unharmed};
 pub use self::memory::{Leftovers, expire_unreleased};
-use self::restart::Holders::{One, Permits, Readers};
-use self::restart::empty_disk;
 pub use self::trial::{Baseline, Scenario, Trial};
 use crate::Protected;
 
@@ -87,7 +85,10 @@ scenarios! {
         );
     killed_node_without_its_data_grants_no_held_lock:
         "kill -9, restart on an empty disk", VOTES_AT_ONCE,
-        |trial| empty_disk(trial, One);
+        |trial| trial.compare(
+            "node that has lost its data grants nothing until all locks have ended",
+            "lock is granted to another client by a node that has lost its data and votes at once",
+        );
     node_after_a_clock_step_during_restart_grants_no_held_lock:
         "wall clock +60 s during a restart, appendfsync always", VOTES_AT_ONCE,
         restart::clock_stepped_meanwhile;
@@ -171,7 +172,10 @@ scenarios! {
         );
     killed_node_without_its_data_grants_no_shared_lock_to_a_writer:
         "kill -9, restart on an empty disk while readers share a lock", VOTES_AT_ONCE,
-        |trial| empty_disk(trial, Readers);
+        |trial| trial.compare(
+            "node that has lost its data grants nothing until all locks have ended",
+            "writer is admitted beside readers by a node that has lost its data and votes at once",
+        );
     killed_node_with_its_data_keeps_writers_out_until_the_last_reader:
         "kill -9, restart with the disk while readers share a lock, lock.rejoin-delay 0",
         Unharmed("a list of readers that expires: it is loaded again"),
@@ -211,7 +215,10 @@ scenarios! {
         );
     killed_node_without_its_data_grants_no_held_permit:
         "kill -9, restart on an empty disk while all permits are held", VOTES_AT_ONCE,
-        |trial| empty_disk(trial, Permits);
+        |trial| trial.compare(
+            "node that has lost its data grants nothing until all locks have ended",
+            "third permit of two is granted by a node that has lost its data and votes at once",
+        );
     operator_ends_the_permit_of_one_slot_only:
         "DEL of one slot while all permits are held", MUST_OBEY,
         |trial| trial.check_claim("removal of a slot ends the permit of that slot only");

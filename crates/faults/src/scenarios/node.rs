@@ -92,31 +92,16 @@ impl Node {
         self.ask(&["LOCK.ACQUIRE", key, token, &ms(ttl), "SHARED"], key, token, ttl)
     }
 
-    /// Acquires a lock on one of these keys.
-    pub(super) fn acquire_any(
-        &mut self,
-        keys: [&str; 2],
-        token: &str,
-        ttl: Duration,
-    ) -> Result<Answer> {
-        self.ask(&["LOCK.ACQUIREANY", "2", keys[0], keys[1], token, &ms(ttl)], "", token, ttl)
-    }
-
     fn ask(&mut self, words: &[&str], key: &str, token: &str, ttl: Duration) -> Result<Answer> {
         let sent = Instant::now();
         let answer = command(words).query::<Value>(&mut self.connection);
         let answered = Instant::now();
-        let held = |key: &str| {
-            Answer::Granted(Held { key: key.into(), token: token.into(), sent, answered, ttl })
-        };
         match answer {
             Ok(Value::Nil) => Ok(Answer::Refused),
-            // LOCK.ACQUIREANY answers with the fence and the granted key.
-            Ok(Value::Array(granted)) => match &granted[..] {
-                [_, Value::BulkString(key)] => Ok(held(&String::from_utf8_lossy(key))),
-                _ => bail!("an unexpected reply: {granted:?}"),
-            },
-            Ok(_) => Ok(held(key)),
+            Ok(_) => {
+                let (key, token) = (key.into(), token.into());
+                Ok(Answer::Granted(Held { key, token, sent, answered, ttl }))
+            }
             Err(error) if error.code() == Some("ABSTAIN") => {
                 Ok(Answer::Abstains(error.detail().unwrap_or_default().into()))
             }

@@ -12,9 +12,10 @@ use redis::pipe;
 
 use super::MINUTE_S;
 use super::node::{Answer, Held, Node, PATIENCE};
-use super::restart::{Holders, KEY};
 use super::trial::{GRANTED_WHILE_HELD, LONG_TTL, Trial};
 use crate::wait_until;
+
+const KEY: &str = "key";
 
 fn node_and_lock(ttl: Duration) -> Result<(Node, Held)> {
     let mut node = Node::start(|builder| builder)?;
@@ -144,12 +145,13 @@ pub(super) fn unloaded_without_mirrors(trial: &mut Trial) -> Result<()> {
 /// A module that alone knows the readers cannot be unloaded.
 pub(super) fn unloaded_beside_readers(trial: &mut Trial) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
-    let readers = Holders::Readers.acquire(&mut node, LONG_TTL)?;
+    let first = node.share(KEY, "first", LONG_TTL / 2)?.granted()?;
+    let second = node.share(KEY, "second", LONG_TTL)?.granted()?;
     let unloaded = node.call::<String>(&["MODULE", "UNLOAD", "lock"]);
     trial.count_injected();
     trial.check(unloaded.is_err(), "the module was unloaded");
-    for reader in &readers {
-        trial.check(node.extend(reader)?.is_some(), "a reader could not extend the lock");
+    for reader in [first, second] {
+        trial.check(node.extend(&reader)?.is_some(), "a reader could not extend the lock");
     }
     Ok(())
 }

@@ -7,68 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use quorlock_testkit::{Direction, Proxy};
 
-use super::node::{Answer, Held, Node, PATIENCE};
+use super::node::{Held, Node, PATIENCE};
 use super::trial::{GRANTED_WHILE_HELD, Trial};
 use super::{HOUR_S, MINUTE_S};
 use crate::wait_until;
-
-/// Who holds locks when the accident happens.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Holders {
-    /// One client holds the lock [`KEY`].
-    One,
-    /// Two readers share the lock [`KEY`]. The first one's ttl is half as long.
-    Readers,
-    /// Two clients hold both permits of a semaphore.
-    Permits,
-}
-
-pub(super) const KEY: &str = "key";
-const SLOTS: [&str; 2] = ["encoder:00", "encoder:01"];
-
-impl Holders {
-    pub(super) fn acquire(self, node: &mut Node, ttl: Duration) -> Result<Vec<Held>> {
-        let answers = match self {
-            Self::One => vec![node.acquire(KEY, "holder", ttl)?],
-            Self::Readers => {
-                vec![node.share(KEY, "first", ttl / 2)?, node.share(KEY, "second", ttl)?]
-            }
-            Self::Permits => vec![
-                node.acquire_any(SLOTS, "first", ttl)?,
-                node.acquire_any(SLOTS, "second", ttl)?,
-            ],
-        };
-        let held: Vec<_> = answers.into_iter().map(Answer::granted).collect::<Result<_>>()?;
-        let slots = held.iter().map(|held| held.key.as_str());
-        ensure!(self != Self::Permits || slots.eq(SLOTS), "slots are not in order: {held:?}");
-        Ok(held)
-    }
-
-    /// Lets a client ask that must be refused: beside readers, a writer.
-    fn ask_another(self, node: &mut Node, ttl: Duration) -> Result<Answer> {
-        match self {
-            Self::One | Self::Readers => node.acquire(KEY, "another", ttl),
-            Self::Permits => node.acquire_any(SLOTS, "another", ttl),
-        }
-    }
-}
-
-/// The server is killed, and starts with an empty disk.
-pub(super) fn empty_disk(trial: &mut Trial, holders: Holders) -> Result<()> {
-    let mut node = trial.start_abstaining_node()?;
-    let held = holders.acquire(&mut node, trial.max_ttl())?;
-    let last = &held[held.len() - 1];
-    node.inner.server.kill();
-    let killed_at = Instant::now();
-    node.restart(trial.rejoin_delay_ms())?;
-    ensure!(!node.exists(&last.key)?, "the disk was not empty");
-    trial.count_injected();
-    let another = holders.ask_another(&mut node, trial.max_ttl())?;
-    if Instant::now() < last.must_last_until() {
-        trial.check(!another.is_granted(), GRANTED_WHILE_HELD);
-    }
-    trial.check_abstains(&mut node, last, killed_at, "start")
-}
 
 /// Each write is on the disk, but the keys of the locks have expired when the server loads them.
 pub(super) fn clock_stepped_meanwhile(trial: &mut Trial) -> Result<()> {
