@@ -50,35 +50,25 @@ pub(crate) fn handle_key_event(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key:
     }
 }
 
-/// Why Valkey removes the value of a key.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Removal {
-    Deleted,
-    Expired,
-    Evicted,
-    Overwritten,
-}
-
-/// Handles the removal of a value of this length; zero if it is no string.
-pub(crate) fn handle_removal(ctx: &Ctx<'_>, removal: Removal, key: Arg<'_>, value_bytes: usize) {
+/// Handles the removal of a value of this length; zero if it is no string. `event` says why Valkey
+/// removes the value; `None` if another value replaces it.
+pub(crate) fn handle_removal(
+    ctx: &Ctx<'_>,
+    event: Option<KeyEvent>,
+    key: Arg<'_>,
+    value_bytes: usize,
+) {
     let db = ctx.db();
     if module::with(|state| state.node.concerns(db, key.as_bytes())) == Some(false) {
         return;
     }
-    let handle = |event| {
+    // The length tells a mirror from a value that an operator wrote before, for example with
+    // APPEND. After an overwrite, the node checks the new value before the turn ends.
+    let is_deleted = event == Some(KeyEvent::Removed);
+    let length = (!is_deleted).then_some(KeyEvent::ExpirySet { value_bytes: Some(value_bytes) });
+    for event in length.into_iter().chain(event) {
         let key = KeyBytes::new(key.as_bytes());
         handle_event(ServerEvent::Key { db, key, event });
-    };
-    if removal != Removal::Deleted {
-        // The length tells a mirror from a value that an operator wrote before, for example with
-        // APPEND. After an overwrite, the node checks the new value before the turn ends.
-        handle(KeyEvent::ExpirySet { value_bytes: Some(value_bytes) });
-    }
-    match removal {
-        Removal::Deleted => handle(KeyEvent::Removed),
-        Removal::Expired => handle(KeyEvent::Expired),
-        Removal::Evicted => handle(KeyEvent::Evicted),
-        Removal::Overwritten => {}
     }
 }
 

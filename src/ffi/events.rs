@@ -7,7 +7,6 @@ use quorlock_core::node::{KeyEvent, ServerEvent};
 use redis_module::raw;
 
 use super::{Arg, Ctx, api, clock, entry, keyspace};
-use crate::server_events::Removal;
 use crate::{before_sleep, module, server_events};
 
 /// Subscribes to every event that the module needs. Called last while loading: see [`entry`].
@@ -174,11 +173,11 @@ unsafe fn handle_removal(ctx: &Ctx<'_>, subevent: u64, info: *mut raw::RedisModu
     if info.is_null() || keyspace::is_changing() {
         return;
     }
-    let removal = match subevent {
-        raw::REDISMODULE_SUBEVENT_KEY_DELETED => Removal::Deleted,
-        raw::REDISMODULE_SUBEVENT_KEY_EXPIRED => Removal::Expired,
-        raw::REDISMODULE_SUBEVENT_KEY_EVICTED => Removal::Evicted,
-        _ => Removal::Overwritten,
+    let event = match subevent {
+        raw::REDISMODULE_SUBEVENT_KEY_DELETED => Some(KeyEvent::Removed),
+        raw::REDISMODULE_SUBEVENT_KEY_EXPIRED => Some(KeyEvent::Expired),
+        raw::REDISMODULE_SUBEVENT_KEY_EVICTED => Some(KeyEvent::Evicted),
+        _ => None,
     };
     // SAFETY: the caller's promise.
     unsafe {
@@ -189,7 +188,7 @@ unsafe fn handle_removal(ctx: &Ctx<'_>, subevent: u64, info: *mut raw::RedisModu
         };
         let is_string = api!(RedisModule_KeyType(key)) as isize == raw::REDISMODULE_KEYTYPE_STRING;
         let value_bytes = if is_string { api!(RedisModule_ValueLength(key)) } else { 0 };
-        server_events::handle_removal(ctx, removal, Arg::new(name), value_bytes);
+        server_events::handle_removal(ctx, event, Arg::new(name), value_bytes);
     }
 }
 
