@@ -22,6 +22,7 @@ use anyhow::Result;
 
 use self::Baseline::{Harmed, None as NoBaseline, Unharmed};
 pub use self::memory::{Leftovers, expire_unreleased};
+use self::trial::Run::{Claim, Claims, Code};
 pub use self::trial::{Baseline, Scenario, Trial};
 use crate::Protected;
 
@@ -59,169 +60,133 @@ macro_rules! scenarios {
 scenarios! {
     wall_clock_stepped_ahead_ends_no_lock:
         "wall clock +60 s while a lock is held", SET_NX,
-        |trial| trial.compare(
-            "lock outlives a step of the wall clock, and its key is written again",
-            "string ends when the wall clock steps ahead",
-        );
+        Claims("lock outlives a step of the wall clock, and its key is written again",
+            "string ends when the wall clock steps ahead");
     wall_clock_stepped_back_prolongs_no_lock:
         "wall clock −1 h while a lock is held", SET_NX,
-        |trial| trial.compare(
-            "lock ends at its deadline by the monotonic clock alone",
-            "string outlasts its expiry when the wall clock steps back",
-        );
+        Claims("lock ends at its deadline by the monotonic clock alone",
+            "string outlasts its expiry when the wall clock steps back");
     old_client_after_a_clock_step_ends_no_lock_and_keeps_its_own_key:
-        "wall clock +60 s, then SET NX PX by an old client", SET_NX, operator::old_client;
+        "wall clock +60 s, then SET NX PX by an old client", SET_NX, Code(operator::old_client);
     eviction_of_the_soonest_expiry_ends_no_lock:
         "eviction under volatile-ttl", SET_NX,
-        |trial| trial.compare(
-            "lock outlives the eviction of its key under volatile-ttl",
-            "string is lost by an eviction under volatile-ttl",
-        );
+        Claims("lock outlives the eviction of its key under volatile-ttl",
+            "string is lost by an eviction under volatile-ttl");
     eviction_of_the_least_recently_used_ends_no_lock:
         "eviction under allkeys-lru", SET_NX,
-        |trial| trial.compare(
-            "lock outlives the eviction of its key under allkeys-lru",
-            "string is lost by an eviction under allkeys-lru",
-        );
+        Claims("lock outlives the eviction of its key under allkeys-lru",
+            "string is lost by an eviction under allkeys-lru");
     killed_node_without_its_data_grants_no_held_lock:
         "kill -9, restart on an empty disk", VOTES_AT_ONCE,
-        |trial| trial.compare(
-            "node that has lost its data grants nothing until all locks have ended",
-            "lock is granted to another client by a node that has lost its data and votes at once",
-        );
+        Claims("node that has lost its data grants nothing until all locks have ended",
+            "lock is granted to another client by a node that has lost its data and votes at once");
     node_after_a_clock_step_during_restart_grants_no_held_lock:
         "wall clock +60 s during a restart, appendfsync always", VOTES_AT_ONCE,
-        restart::clock_stepped_meanwhile;
+        Code(restart::clock_stepped_meanwhile);
     node_after_a_power_cut_without_syncs_grants_no_held_lock:
         "power cut, appendfsync no", VOTES_AT_ONCE,
-        |trial| restart::power_cut(trial, "no");
+        Code(|trial| restart::power_cut(trial, "no"));
     node_after_a_power_cut_between_syncs_grants_no_held_lock:
         "power cut, appendfsync everysec", VOTES_AT_ONCE,
-        |trial| restart::power_cut(trial, "everysec");
+        Code(|trial| restart::power_cut(trial, "everysec"));
     power_cut_leaves_a_synced_lock_to_its_holder:
         "power cut, appendfsync always",
         Unharmed("lock.rejoin-delay 0: what is synced before the answer is not lost"),
-        |trial| restart::power_cut(trial, "always");
+        Code(|trial| restart::power_cut(trial, "always"));
     node_after_a_clock_step_and_a_power_cut_grants_no_held_lock:
         "wall clock −1 h, a second later a power cut, appendfsync everysec", VOTES_AT_ONCE,
-        restart::stepped_back_before;
+        Code(restart::stepped_back_before);
     promoted_replica_grants_no_lock_that_was_not_replicated:
-        "replica promoted, the lock not yet replicated", SET_NX, restart::not_yet_replicated;
+        "replica promoted, the lock not yet replicated", SET_NX, Code(restart::not_yet_replicated);
     reload_from_a_snapshot_is_not_a_flush:
         "DEBUG RELOAD", KEYS_SURVIVE,
-        |trial| trial.check_each(
-            "reload ends no lock",
-            "string outlives a reload from a snapshot",
-        );
+        Claims("reload ends no lock",
+            "string outlives a reload from a snapshot");
     reload_from_the_append_only_file_is_not_a_flush:
         "DEBUG LOADAOF", KEYS_SURVIVE,
-        |trial| trial.check_each(
-            "reload from the append-only file ends no lock",
-            "string outlives a reload from the append-only file",
-        );
+        Claims("reload from the append-only file ends no lock",
+            "string outlives a reload from the append-only file");
     reload_without_keys_that_a_clock_step_expired_ends_no_lock:
         "wall clock +60 s, then DEBUG RELOAD", SET_NX,
-        |trial| trial.compare(
-            "reload after a step of the wall clock ends no lock",
-            "string is gone when the wall clock steps ahead before a reload",
-        );
+        Claims("reload after a step of the wall clock ends no lock",
+            "string is gone when the wall clock steps ahead before a reload");
     operator_ends_a_lock_by_removing_its_key:
         "DEL, UNLINK, GETDEL of a held lock", MUST_OBEY,
-        |trial| trial.check_claim("command that removes the key ends the lock");
+        Claim("command that removes the key ends the lock");
     operator_ends_a_lock_by_renaming_its_key:
         "RENAME of a held lock", MUST_OBEY,
-        |trial| trial.check_claim("renamed lock is a string that its token holds");
+        Claim("renamed lock is a string that its token holds");
     operator_ends_a_lock_by_expire_if_the_server_reports_a_deletion:
-        "EXPIRE 0 of a held lock", MUST_OBEY, operator::expired;
+        "EXPIRE 0 of a held lock", MUST_OBEY, Code(operator::expired);
     operator_ends_all_locks_by_a_flush:
         "FLUSHALL, FLUSHDB with a held lock", MUST_OBEY,
-        |trial| trial.check_claim("flush ends all locks");
+        Claim("flush ends all locks");
     node_with_swapped_databases_grants_no_held_lock:
         "SWAPDB with a held lock", SET_NX,
-        |trial| trial.compare(
-            "two swapped databases end their locks, and the node abstains for the largest ttl",
-            "string of a swapped database does not keep others out",
-        );
+        Claims("two swapped databases end their locks, and the node abstains for the largest ttl",
+            "string of a swapped database does not keep others out");
     only_its_token_extends_a_restored_copy_of_a_lock:
         "DUMP and RESTORE of a held lock", MUST_OBEY,
-        |trial| trial.check_claim("restored copy of a lock is a string that its token holds");
+        Claim("restored copy of a lock is a string that its token holds");
     only_its_token_extends_a_migrated_key:
-        "MIGRATE of a held lock", MUST_OBEY, operator::migrated;
+        "MIGRATE of a held lock", MUST_OBEY, Code(operator::migrated);
     configured_delay_shortens_no_abstention_that_has_begun:
         "CONFIG SET lock.rejoin-delay 0 during an abstention",
-        Harmed("lock.rejoin-delay 0 from the start"), operator::rejoin_delay;
+        Harmed("lock.rejoin-delay 0 from the start"), Code(operator::rejoin_delay);
     largest_ttl_cannot_be_changed_while_the_server_runs:
-        "CONFIG SET lock.max-ttl", MUST_REFUSE, operator::max_ttl;
+        "CONFIG SET lock.max-ttl", MUST_REFUSE, Code(operator::max_ttl);
     reloaded_module_grants_no_held_lock:
         "MODULE UNLOAD, wall clock +60 s, MODULE LOAD", VOTES_AT_ONCE,
-        operator::unloaded_and_loaded;
+        Code(operator::unloaded_and_loaded);
     module_that_alone_knows_of_a_lock_is_not_unloaded:
         "MODULE UNLOAD while a lock's key is lost", MUST_REFUSE,
-        operator::unloaded_without_mirrors;
+        Code(operator::unloaded_without_mirrors);
     wall_clock_stepped_ahead_grants_no_writer_beside_readers:
         "wall clock +60 s while readers share a lock", LIST_OF_READERS,
-        |trial| trial.compare(
-            "accidents take no lock from readers",
-            "list of readers ends when the wall clock steps ahead",
-        );
+        Claims("accidents take no lock from readers",
+            "list of readers ends when the wall clock steps ahead");
     eviction_of_a_shared_key_ends_no_readers_lock:
         "eviction under volatile-ttl while readers share a lock", LIST_OF_READERS,
-        |trial| trial.compare(
-            "accidents take no lock from readers",
-            "list of readers is lost by an eviction under volatile-ttl",
-        );
+        Claims("accidents take no lock from readers",
+            "list of readers is lost by an eviction under volatile-ttl");
     killed_node_without_its_data_grants_no_shared_lock_to_a_writer:
         "kill -9, restart on an empty disk while readers share a lock", VOTES_AT_ONCE,
-        |trial| trial.compare(
-            "node that has lost its data grants nothing until all locks have ended",
-            "writer is admitted beside readers by a node that has lost its data and votes at once",
-        );
+        Claims("node that has lost its data grants nothing until all locks have ended",
+            "writer is admitted beside readers by a node that has lost its data and votes at once");
     killed_node_with_its_data_keeps_writers_out_until_the_last_reader:
         "kill -9, restart with the disk while readers share a lock, lock.rejoin-delay 0",
         Unharmed("a list of readers that expires: it is loaded again"),
-        |trial| trial.check_each(
-            "restart leaves a string that blocks the key until it expires",
-            "list of readers outlives a restart",
-        );
+        Claims("restart leaves a string that blocks the key until it expires",
+            "list of readers outlives a restart");
     restart_after_a_downgrade_leaves_no_token_that_ends_the_lock:
         "downgrade, a reader joins, kill -9, restart with the disk, release by the former writer",
         Harmed("the key keeps the token of the writer"),
-        |trial| trial.compare(
-            "restart after a downgrade leaves no token that ends the lock",
-            "token of a former writer ends the lock of a reader after a restart",
-        );
+        Claims("restart after a downgrade leaves no token that ends the lock",
+            "token of a former writer ends the lock of a reader after a restart");
     reload_without_a_shared_key_ends_no_readers_lock:
         "wall clock +60 s, then DEBUG RELOAD while readers share a lock", LIST_OF_READERS,
-        |trial| trial.compare(
-            "reload after a step of the wall clock ends no lock",
-            "list of readers is gone when the wall clock steps ahead before a reload",
-        );
+        Claims("reload after a step of the wall clock ends no lock",
+            "list of readers is gone when the wall clock steps ahead before a reload");
     operator_ends_a_lock_for_all_of_its_readers:
         "DEL, SET of the key of a lock that readers share", MUST_OBEY,
-        |trial| trial.check_claim("command of an operator ends the lock of all readers");
+        Claim("command of an operator ends the lock of all readers");
     module_that_alone_knows_the_readers_is_not_unloaded:
-        "MODULE UNLOAD while readers share a lock", MUST_REFUSE, operator::unloaded_beside_readers;
+        "MODULE UNLOAD while readers share a lock", MUST_REFUSE, Code(operator::unloaded_beside_readers);
     wall_clock_stepped_ahead_frees_no_permit:
         "wall clock +60 s while all permits are held", SET_NX_OF_SLOTS,
-        |trial| trial.compare(
-            "permits outlive a step of the wall clock and an eviction",
-            "slots are free when the wall clock steps ahead",
-        );
+        Claims("permits outlive a step of the wall clock and an eviction",
+            "slots are free when the wall clock steps ahead");
     eviction_of_a_slot_frees_no_permit:
         "eviction under volatile-ttl while all permits are held", SET_NX_OF_SLOTS,
-        |trial| trial.compare(
-            "permits outlive a step of the wall clock and an eviction",
-            "slots are free after an eviction under volatile-ttl",
-        );
+        Claims("permits outlive a step of the wall clock and an eviction",
+            "slots are free after an eviction under volatile-ttl");
     killed_node_without_its_data_grants_no_held_permit:
         "kill -9, restart on an empty disk while all permits are held", VOTES_AT_ONCE,
-        |trial| trial.compare(
-            "node that has lost its data grants nothing until all locks have ended",
-            "third permit of two is granted by a node that has lost its data and votes at once",
-        );
+        Claims("node that has lost its data grants nothing until all locks have ended",
+            "third permit of two is granted by a node that has lost its data and votes at once");
     operator_ends_the_permit_of_one_slot_only:
         "DEL of one slot while all permits are held", MUST_OBEY,
-        |trial| trial.check_claim("removal of a slot ends the permit of that slot only");
+        Claim("removal of a slot ends the permit of that slot only");
 }
 
 /// The result of a scenario. `Display` writes a row of a Markdown table.

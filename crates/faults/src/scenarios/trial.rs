@@ -13,8 +13,19 @@ pub struct Scenario {
     /// As the table of results shows it.
     pub accident: &'static str,
     pub baseline: Baseline,
+    pub(super) run: Run,
+}
+
+/// How a scenario causes the accident, and finds the harm.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Run {
+    /// A claim of a table of steps, which cause the accident.
+    Claim(&'static str),
+    /// A claim about a lock, and one about its counterpart without the protection. The second one
+    /// describes the harm if the baseline is [`Baseline::Harmed`].
+    Claims(&'static str, &'static str),
     /// Starts a server, causes the accident, and records the harm.
-    pub(super) run: fn(&mut Trial) -> Result<()>,
+    Code(fn(&mut Trial) -> Result<()>),
 }
 
 /// What the baseline of a scenario must show: the effect of the accident without the protection.
@@ -63,7 +74,13 @@ impl Scenario {
     pub fn run(&self, protected: Protected, rounds: u32) -> Result<Trial> {
         let mut trial = Trial { protected, injected: 0, harms: Vec::new() };
         for _ in 0..rounds {
-            (self.run)(&mut trial).with_context(|| self.accident)?;
+            let ran = match (self.run, protected, self.baseline) {
+                (Run::Code(run), ..) => run(&mut trial),
+                (Run::Claims(_, harm), Protected::No, Baseline::Harmed(_)) => trial.show(harm),
+                (Run::Claims(_, claim), Protected::No, _)
+                | (Run::Claim(claim) | Run::Claims(claim, _), ..) => trial.check_claim(claim),
+            };
+            ran.with_context(|| self.accident)?;
         }
         Ok(trial)
     }
@@ -93,8 +110,8 @@ impl Trial {
         }
     }
 
-    /// Checks a claim of a table of steps. Its steps cause the accident.
-    pub(super) fn check_claim(&mut self, name: &str) -> Result<()> {
+    /// Checks a claim of a table of steps.
+    fn check_claim(&mut self, name: &str) -> Result<()> {
         let held = claim(name)?.hold_on_a_server();
         self.count_injected();
         if let Err(what) = held {
@@ -103,19 +120,11 @@ impl Trial {
         Ok(())
     }
 
-    /// Checks a claim about a lock, and in a baseline one about its counterpart without the module.
-    pub(super) fn check_each(&mut self, with: &str, without: &str) -> Result<()> {
-        self.check_claim(if self.is_protected() { with } else { without })
-    }
-
-    /// Checks a claim with the protection. A baseline shows the harm that another claim describes.
-    pub(super) fn compare(&mut self, with: &str, without: &str) -> Result<()> {
-        if self.is_protected() {
-            return self.check_claim(with);
-        }
-        claim(without)?.hold_on_a_server().map_err(anyhow::Error::msg)?;
+    /// Shows the harm that a claim describes.
+    fn show(&mut self, harm: &str) -> Result<()> {
+        claim(harm)?.hold_on_a_server().map_err(anyhow::Error::msg)?;
         self.count_injected();
-        self.harm(without);
+        self.harm(harm);
         Ok(())
     }
 
