@@ -190,7 +190,7 @@ impl FleetNode {
                 clock.step_ms(by_s * 1000);
             }
             Accident::Eviction => {
-                evict(&mut self.server.try_connection()?, 30, || Ok(false)).context("evict")?;
+                evict(&mut self.server.try_connection()?).context("evict")?;
             }
             Accident::Reload => {
                 let connection = &mut self.server.try_connection()?;
@@ -264,37 +264,26 @@ impl FleetNode {
     }
 }
 
-/// Lowers the memory limit and writes filler keys, so that the server evicts keys, until
-/// `is_enough` or at most `batches_max` times. Then removes the limit and the filler keys.
-///
-/// Returns whether it was enough.
-///
-/// # Errors
-/// When the server fails in another way than by refusing writes because no key is left to evict.
-pub fn evict(
-    connection: &mut Connection,
-    batches_max: usize,
-    mut is_enough: impl FnMut() -> Result<bool>,
-) -> Result<bool> {
+/// Lowers the memory limit and writes filler keys, so that the server evicts keys. Then removes the
+/// limit and the filler keys.
+fn evict(connection: &mut Connection) -> Result<()> {
     const ROOM_BYTES: u64 = 256 << 10;
+    const BATCHES: usize = 30;
     let used_bytes = info(connection, "memory", "used_memory")?;
     cmd("CONFIG").arg("SET").arg("maxmemory").arg(used_bytes + ROOM_BYTES).exec(connection)?;
     cmd("SELECT").arg(FILLER_DB).exec(connection)?;
-    let mut was_enough = false;
-    for batch in 0..batches_max {
+    for batch in 0..BATCHES {
         let mut fill = pipe();
         for n in 0..20 {
             fill.cmd("SET").arg(batch * 20 + n).arg("x".repeat(1000)).arg("EX").arg(3600).ignore();
         }
-        let is_refused = fill.exec(connection).is_err();
-        was_enough = is_enough()?;
-        if was_enough || is_refused {
+        // The server refuses writes when no key is left to evict.
+        if fill.exec(connection).is_err() {
             break;
         }
     }
     cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).exec(connection)?;
-    cmd("FLUSHDB").exec(connection)?;
-    Ok(was_enough)
+    Ok(cmd("FLUSHDB").exec(connection)?)
 }
 
 /// Reads a number from a section of `INFO`.

@@ -26,7 +26,7 @@ mod proxy;
 
 pub use eventually::{eventually, eventually_async};
 #[cfg(target_os = "linux")]
-pub use fleet::{Accident, Disk, Fleet, FleetNode, Incident, Injectors, evict, info};
+pub use fleet::{Accident, Disk, Fleet, FleetNode, Incident, Injectors, info};
 #[cfg(target_os = "linux")]
 pub use injector::{Inject, PowerCut, WallClock};
 pub use proxy::{Direction, Proxy};
