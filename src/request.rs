@@ -73,9 +73,8 @@ pub(crate) fn key_positions(keys: Keys, args: Args<'_>) -> Result<Range<usize>, 
 
 /// Parses the keys and the token of a command. Returns each key once, sorted by bytes.
 pub(crate) fn keys_and_token(keys: Keys, args: Args<'_>) -> Result<KeysAndToken<'_>, CommandError> {
-    let mut parsed = keys_as_sent_and_token(keys, args)?;
+    let mut parsed = ordered_keys_and_token(keys, args)?;
     parsed.keys.sort_unstable_by(|one, other| one.as_ref().cmp(other.as_ref()));
-    parsed.keys.dedup_by(|one, other| one.as_ref() == other.as_ref());
     Ok(parsed)
 }
 
@@ -84,22 +83,15 @@ pub(crate) fn ordered_keys_and_token(
     keys: Keys,
     args: Args<'_>,
 ) -> Result<KeysAndToken<'_>, CommandError> {
-    let mut parsed = keys_as_sent_and_token(keys, args)?;
-    let mut unique = Names::with_capacity(parsed.keys.len());
-    for key in parsed.keys {
-        if unique.iter().all(|other: &Name<'_>| other.as_ref() != key.as_ref()) {
-            unique.push(key);
-        }
-    }
-    parsed.keys = unique;
-    Ok(parsed)
-}
-
-fn keys_as_sent_and_token(keys: Keys, args: Args<'_>) -> Result<KeysAndToken<'_>, CommandError> {
     let positions = key_positions(keys, args)?;
     let token_at = positions.end;
     let token = checked_token(args.get(token_at).ok_or(CommandError::Arity)?)?.into();
-    let keys = positions.filter_map(|index| args.get(index)).map(Name::from).collect();
+    let mut keys = Names::new();
+    for key in positions.filter_map(|index| args.get(index)) {
+        if keys.iter().all(|other| other.as_ref() != key.as_bytes()) {
+            keys.push(key.into());
+        }
+    }
     Ok(KeysAndToken { keys, token, rest: Rest { args, from: token_at + 1 } })
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::common::{PATIENCE, RedisCli, append_only, command};
-use quorlock_testkit::{Inject as _, Server, ServerBuilder, WallClock, eventually};
+use quorlock_testkit::{Server, ServerBuilder, eventually};
 use redis::{Connection, RedisResult, Value, cmd};
 
 /// The abstention in most tests: long enough to send several commands.
@@ -107,24 +107,6 @@ fn rejoin_delay_of_zero_votes_at_once_and_logs_a_warning() {
     assert!(!abstaining(LONG_MS).start().unwrap().log().contains("is below lock.max-ttl"));
     let shortened = abstaining(LONG_MS).arg("lock.rejoin-delay", LONG_MS / 2).start().unwrap();
     assert!(abstention(&mut shortened.connection(), "k").0 <= LONG_MS / 2);
-}
-
-#[test]
-fn abstention_is_measured_on_a_clock_that_never_steps() {
-    for step_ms in [3_600_000, -3_600_000] {
-        let clock = WallClock::new();
-        let begun = Instant::now();
-        let server = abstaining(2000).wall_clock(&clock).start().unwrap();
-        let connection = &mut server.connection();
-        let (before_ms, _) = abstention(connection, "k");
-        clock.step_ms(step_ms);
-        let (after_ms, _) = abstention(connection, "k");
-        assert!(
-            after_ms <= before_ms && before_ms - after_ms < 1000,
-            "{before_ms} and then {after_ms}"
-        );
-        assert_votes_again_after(connection, begun, DELAY);
-    }
 }
 
 #[test]
