@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{PATIENCE, RedisCli, append_only, command};
+use crate::common::{PATIENCE, command};
 use quorlock_testkit::{Server, ServerBuilder, eventually};
-use redis::{Connection, RedisResult, Value, cmd};
+use redis::{Connection, RedisResult, cmd};
 
 /// The abstention in most tests: long enough to send several commands.
 const DELAY: Duration = Duration::from_secs(2);
@@ -107,32 +107,6 @@ fn rejoin_delay_of_zero_votes_at_once_and_logs_a_warning() {
     assert!(!abstaining(LONG_MS).start().unwrap().log().contains("is below lock.max-ttl"));
     let shortened = abstaining(LONG_MS).arg("lock.rejoin-delay", LONG_MS / 2).start().unwrap();
     assert!(abstention(&mut shortened.connection(), "k").0 <= LONG_MS / 2);
-}
-
-#[test]
-fn inherited_lock_is_extended_and_released_during_an_abstention() {
-    let mut server = append_only().start().unwrap();
-    let mut cli = RedisCli::new(&server);
-    let keys = ["extended", "released", "left-alone"];
-    for key in keys {
-        cli.ask::<i64>(&format!("LOCK.ACQUIRE {key} token 60000"));
-    }
-    server.kill();
-    server.set_arg("lock.rejoin-delay", LONG_MS);
-    server.restart().unwrap();
-    let mut cli = RedisCli::new(&server);
-    assert_eq!(cli.reply("LOCK.EXTEND extended other 1000"), Value::Nil);
-    let fence = cli.reply("LOCK.EXTEND extended token 1000");
-    assert_ne!(fence, Value::Nil);
-    let again = cli.reply("LOCK.EXTEND extended token 1000");
-    assert_eq!(again, fence, "it is a lock again, with a fence");
-    assert_eq!(cli.reply("LOCK.RELEASE released other"), Value::Int(0));
-    assert_eq!(cli.reply("LOCK.RELEASE released token"), Value::Int(1));
-    // The node abstains with the same error for held, free and possibly forgotten keys.
-    for key in keys.into_iter().chain(["never-seen"]) {
-        assert_eq!(abstention(&mut cli.0, key).1, "start");
-    }
-    assert_ne!(cli.reply("LOCK.INSPECT extended"), Value::Nil);
 }
 
 #[test]

@@ -49,14 +49,7 @@ impl Episode {
             Step::RewriteAppendOnlyFile => {
                 let _: Value = self.control.call("BGREWRITEAOF")?;
             }
-            Step::Restart => return self.restart(),
-            Step::LoseData { votes } => {
-                let delay_ms = self.model.rejoin_delay_ms(votes);
-                self.server.set_arg("lock.rejoin-delay", delay_ms);
-                self.kill_and_start()?;
-                self.model.restart(self.now(), delay_ms);
-                return self.settle(TOLERANCE_MS);
-            }
+            Step::Restart { keeps_data, abstains } => return self.restart(keeps_data, abstains),
             Step::Evict { policy } => self.evict(policy)?,
             Step::MoveClock { ms } => {
                 self.wall.step_ms(ms);
@@ -178,11 +171,24 @@ impl Episode {
         self.settle(TOLERANCE_MS)
     }
 
-    fn restart(&mut self) -> Outcome {
+    fn restart(&mut self, keeps_data: bool, abstains: bool) -> Outcome {
         let before = self.view()?;
-        self.kill_and_start()?;
+        self.server.kill();
+        self.server.set_arg("lock.rejoin-delay", if abstains { -1 } else { 0 });
+        self.server.restart()?;
+        self.control = Wire::connect(&self.server)?;
+        for client in 0..self.clients.len() {
+            self.reconnect(client)?;
+        }
         let now = self.now();
-        self.model.restart(now, 0);
+        self.model.restart(now, abstains);
+        // Fences grow across a restart, unless the wall clock was stepped back.
+        if self.config.clock_steps {
+            self.offsets.forget();
+        }
+        if !keeps_data {
+            return self.settle(TOLERANCE_MS);
+        }
         let after = self.view()?;
         let mut left = before.keys;
         left.retain(|_, value| value.expires_at_ms.is_none_or(|at| at > self.now().wall_ms()));
@@ -193,20 +199,6 @@ impl Episode {
         // The server may have loaded a snapshot that an earlier command or a replication wrote.
         self.take_over(after);
         self.settle(TOLERANCE_MS)
-    }
-
-    fn kill_and_start(&mut self) -> Outcome {
-        self.server.kill();
-        self.server.restart()?;
-        self.control = Wire::connect(&self.server)?;
-        for client in 0..self.clients.len() {
-            self.reconnect(client)?;
-        }
-        // Fences grow across a restart, unless the wall clock was stepped back.
-        if self.config.clock_steps {
-            self.offsets.forget();
-        }
-        Ok(())
     }
 
     pub(super) fn view(&mut self) -> Outcome<View> {
@@ -358,7 +350,7 @@ impl Episode {
         if self.config.append_only {
             self.accident(Step::LoadAppendOnlyFile)?;
             self.inspect_all()?;
-            self.accident(Step::Restart)?;
+            self.accident(Step::Restart { keeps_data: true, abstains: false })?;
             self.inspect_all()?;
         }
         // The server must have no other keys than the model.

@@ -223,11 +223,11 @@ pub(super) enum Step {
     Reload,
     LoadAppendOnlyFile,
     RewriteAppendOnlyFile,
-    Restart,
-    /// A crash from which the server starts without data. Only tables have this step.
-    LoseData {
-        /// Whether the node votes at once, and does not abstain for the largest ttl.
-        votes: bool,
+    /// The server is killed, and starts again.
+    Restart {
+        /// Only tables have a start without data, and one after which the node abstains.
+        keeps_data: bool,
+        abstains: bool,
     },
     Evict {
         policy: &'static str,

@@ -106,7 +106,9 @@ impl Draw<'_> {
             0..12 => return Step::Reload,
             12..24 if config.append_only => return Step::LoadAppendOnlyFile,
             24..28 if config.append_only => return Step::RewriteAppendOnlyFile,
-            28..30 if !self.episode.peer_attached => return Step::Restart,
+            28..30 if !self.episode.peer_attached => {
+                return Step::Restart { keeps_data: true, abstains: false };
+            }
             30..42 => return Step::Evict { policy: "allkeys-random" },
             42..70 if config.clock_steps => return self.move_clock(),
             70..84 if config.peer && !self.episode.peer_attached => return Step::AttachPeer,

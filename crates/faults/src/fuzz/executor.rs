@@ -56,7 +56,10 @@ impl Claim {
     /// The first step with another result.
     pub fn hold_on_a_server(&self) -> Result<(), String> {
         let needs_file = |line: &Line| {
-            matches!(line.event, Event::Taken(Step::Restart | Step::LoadAppendOnlyFile))
+            matches!(
+                line.event,
+                Event::Taken(Step::Restart { keeps_data: true, .. } | Step::LoadAppendOnlyFile)
+            )
         };
         let config = Config {
             limits: self.limits,
@@ -196,16 +199,14 @@ impl Target for Memory {
                 }
             }
             Step::Reload | Step::LoadAppendOnlyFile => self.model.reload(self.now),
-            Step::Restart => {
+            Step::Restart { keeps_data, abstains } => {
                 // A start takes time, and so a counter of fences begins with a larger number.
                 self.pass_us(1000);
                 let keys = std::mem::take(&mut self.model.server.keys);
-                self.model.restart(self.now, 0);
-                self.model.server.keys = keys;
-            }
-            Step::LoseData { votes } => {
-                self.pass_us(1000);
-                self.model.restart(self.now, self.model.rejoin_delay_ms(votes));
+                self.model.restart(self.now, abstains);
+                if keeps_data {
+                    self.model.server.keys = keys;
+                }
             }
             other => unreachable!("no table has {other:?}"),
         }

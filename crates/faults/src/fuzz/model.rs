@@ -73,14 +73,14 @@ pub(super) const MAX_CLOCK_SKEW_MS: u64 = 60_000;
 impl Model {
     /// Creates the model of a server that has just started, without keys.
     pub(super) fn new(limits: Limits, flavor: Flavor, now: Now) -> Self {
-        Self::start(limits, flavor, now, 0)
+        Self::start(limits, flavor, now, false)
     }
 
-    fn start(limits: Limits, flavor: Flavor, now: Now, rejoin_delay_ms: u64) -> Self {
+    fn start(limits: Limits, flavor: Flavor, now: Now, abstains: bool) -> Self {
         let max_ttl = Ttl::from_ms(limits.max_ttl_ms).unwrap_or_else(|error| panic!("{error}"));
         let settings = Settings {
             max_ttl,
-            rejoin_delay_ms,
+            rejoin_delay_ms: if abstains { limits.max_ttl_ms } else { 0 },
             max_clock_skew_ms: MAX_CLOCK_SKEW_MS,
             max_waiters: limits.max_waiters,
             fence_stripes: 4096,
@@ -100,13 +100,8 @@ impl Model {
     }
 
     /// Replaces the server by one that has just started, with the same configuration.
-    pub(super) fn restart(&mut self, now: Now, rejoin_delay_ms: u64) {
-        *self = Self::start(self.limits, self.flavor, now, rejoin_delay_ms);
-    }
-
-    /// Returns how long the node abstains after a start, unless it votes at once.
-    pub(super) fn rejoin_delay_ms(&self, votes: bool) -> u64 {
-        if votes { 0 } else { self.limits.max_ttl_ms }
+    pub(super) fn restart(&mut self, now: Now, abstains: bool) {
+        *self = Self::start(self.limits, self.flavor, now, abstains);
     }
 
     /// Runs all due events, each at its time.

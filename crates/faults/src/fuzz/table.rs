@@ -21,8 +21,8 @@
 //! - `alpha: VALUE`: what the key holds: a string, `none`, a `list`, or the value of a mirror that
 //!   no client knows, `unknown`. `expires=500` or `persists` may follow.
 //! - `pass 500`: milliseconds. `clock -500`: a step of the wall clock. `disconnect 2`,
-//!   `evict MAXMEMORY-POLICY`, `reload`, `loadaof`, `restart`, `lose-data`: what happens to a client
-//!   or to the server. After `lose-data votes`, the node does not abstain.
+//!   `evict MAXMEMORY-POLICY`, `reload`, `loadaof`, `restart [without-data] [abstaining]`: what happens
+//!   to a client or to the server.
 //! - `stats: NAME=NUMBER`: figures of `INFO lock`. `limits: MAX_TTL_MS MAX_WAITERS`.
 
 use std::collections::BTreeMap;
@@ -134,9 +134,10 @@ impl Event {
             ("", ["evict", policy]) => Step::Evict { policy },
             ("", ["reload"]) => Step::Reload,
             ("", ["loadaof"]) => Step::LoadAppendOnlyFile,
-            ("", ["restart"]) => Step::Restart,
-            ("", ["lose-data"]) => Step::LoseData { votes: false },
-            ("", ["lose-data", "votes"]) => Step::LoseData { votes: true },
+            ("", ["restart", how @ ..]) => Step::Restart {
+                keeps_data: !how.contains(&"without-data"),
+                abstains: how.contains(&"abstaining"),
+            },
             ("", _) => panic!("{step:?} is no step"),
             _ => {
                 let (db, name) = with_db(head);
