@@ -384,6 +384,8 @@ impl Model {
                 self.server.node.handle_event(now, &ServerEvent::Swap(0, 1));
                 Expected::OK
             }
+            // A new value takes effect at the next start.
+            ["CONFIG", "SET", "lock.rejoin-delay", _] => Expected::OK,
             _ => panic!("{words:?} is no command"),
         }
     }
@@ -633,7 +635,9 @@ fn keys_looked_up(db: u32, words: &[&str]) -> Vec<Place> {
         ["RENAME", from, to] => vec![at(from), at(to)],
         ["COPY", from, to, "DB", to_db, ..] => vec![at(from), (number(to_db), key(to))],
         ["MOVE", name, to_db] => vec![at(name), (number(to_db), key(name))],
-        ["RESTORE", .., "REPLACE"] | ["FLUSHDB" | "FLUSHALL" | "SWAPDB", ..] => Vec::new(),
+        ["RESTORE", .., "REPLACE"] | ["FLUSHDB" | "FLUSHALL" | "SWAPDB" | "CONFIG", ..] => {
+            Vec::new()
+        }
         [_, name, ..] => vec![at(name)],
         _ => panic!("{words:?} is no command"),
     }

@@ -132,7 +132,9 @@ scenarios! {
         "MIGRATE of a held lock", MUST_OBEY, Code(operator::migrated);
     configured_delay_shortens_no_abstention_that_has_begun:
         "CONFIG SET lock.rejoin-delay 0 during an abstention",
-        Harmed("lock.rejoin-delay 0 from the start"), Code(operator::rejoin_delay);
+        Harmed("lock.rejoin-delay 0 from the start"),
+        Claims("configured delay applies to no abstention that has begun",
+            "lock is granted to another client by a node that has lost its data and votes at once");
     largest_ttl_cannot_be_changed_while_the_server_runs:
         "CONFIG SET lock.max-ttl", MUST_REFUSE, Code(operator::max_ttl);
     reloaded_module_grants_no_held_lock:

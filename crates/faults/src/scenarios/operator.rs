@@ -68,20 +68,6 @@ fn check_ended(node: &mut Node, held: &Held, trial: &mut Trial) -> Result<()> {
     Ok(())
 }
 
-/// Another `lock.rejoin-delay`, longer or shorter, applies only to the next start.
-pub(super) fn rejoin_delay(trial: &mut Trial) -> Result<()> {
-    let mut node = trial.start_abstaining_node()?;
-    let held = node.acquire("key", "holder", trial.max_ttl())?.granted()?;
-    node.inner.server.kill();
-    let killed_at = Instant::now();
-    node.restart(trial.rejoin_delay_ms())?;
-    for delay_ms in ["100000", "0"] {
-        let _: String = node.call(&["CONFIG", "SET", "lock.rejoin-delay", delay_ms])?;
-    }
-    trial.count_injected();
-    trial.check_abstains(&mut node, &held, killed_at, "start")
-}
-
 /// The largest ttl limits how long forgotten locks may still be held, so it must not change.
 pub(super) fn max_ttl(trial: &mut Trial) -> Result<()> {
     let mut node = Node::start(|builder| builder.arg("lock.max-ttl", 2000))?;
