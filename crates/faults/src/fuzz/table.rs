@@ -21,8 +21,8 @@
 //! - `alpha: VALUE`: what the key holds: a string, `none`, a `list`, or the value of a mirror that
 //!   no client knows, `unknown`. `expires=500` or `persists` may follow.
 //! - `pass 500`: milliseconds. `clock -500`: a step of the wall clock. `disconnect 2`,
-//!   `evict MAXMEMORY-POLICY`, `reload`, `loadaof`, `restart [without-data] [abstaining]`: what happens
-//!   to a client or to the server.
+//!   `evict MAXMEMORY-POLICY`, `reload`, `loadaof`, `restart [without-data] [abstaining]`: what
+//!   happens to a client or to the server.
 //! - `stats: NAME=NUMBER`: figures of `INFO lock`. `limits: MAX_TTL_MS MAX_WAITERS`.
 
 use std::collections::BTreeMap;

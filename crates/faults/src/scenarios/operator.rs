@@ -86,7 +86,8 @@ pub(super) fn max_ttl(trial: &mut Trial) -> Result<()> {
 /// While the module is unloaded, a step of the clock expires the keys. When the module is loaded
 /// again, the node abstains.
 pub(super) fn unloaded_and_loaded(trial: &mut Trial) -> Result<()> {
-    let mut node = trial.start_abstaining_node()?;
+    let max_ttl_ms = trial.max_ttl().as_millis().to_string();
+    let mut node = Node::start(|builder| builder.arg("lock.max-ttl", &max_ttl_ms))?;
     let held = node.acquire("key", "holder", trial.max_ttl())?.granted()?;
     let _: String = node.call(&["MODULE", "UNLOAD", "lock"])?;
     let unloaded_at = Instant::now();
@@ -101,7 +102,6 @@ pub(super) fn unloaded_and_loaded(trial: &mut Trial) -> Result<()> {
     node.step_clock(MINUTE_S)?;
     let path = module_path()?;
     let path = path.to_str().context("a path that is text")?;
-    let max_ttl_ms = trial.max_ttl().as_millis().to_string();
     let rejoin_delay_ms = trial.rejoin_delay_ms().to_string();
     let words = ["MODULE", "LOAD", path, "max-ttl", &max_ttl_ms, "rejoin-delay", &rejoin_delay_ms];
     let _: String = node.call(&words)?;

@@ -139,12 +139,6 @@ impl Trial {
         if self.is_protected() { -1 } else { 0 }
     }
 
-    /// Starts a node with the largest ttl of this trial.
-    pub(super) fn start_abstaining_node(&self) -> Result<Node> {
-        let max_ttl_ms = self.max_ttl().as_millis();
-        Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))
-    }
-
     /// Checks that a node abstains for this `reason`, because it may have forgotten a held lock.
     ///
     /// The node must abstain until the lock has ended, and for the largest ttl after `since`. Then
