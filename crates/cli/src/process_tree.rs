@@ -48,8 +48,9 @@ impl Group {
 /// [`reap`](Self::reap) reaps them. Until then, the system does not reuse their process ids.
 pub(crate) struct ProcessTree {
     /// The command; `None` before it is started, or if it is unknown whether it was started.
-    leader: Option<Pid>,
-    leader_status: Option<ExitStatus>,
+    pub(crate) leader: Option<Pid>,
+    /// `None` until [`reap`](Self::reap) has seen the end of the command.
+    pub(crate) leader_status: Option<ExitStatus>,
     group: Group,
     /// Children that this process had before the command. They are not part of the tree.
     other_children: Vec<Pid>,
@@ -95,15 +96,6 @@ impl ProcessTree {
             sent_term: Vec::new(),
             child_signal,
         })
-    }
-
-    pub(crate) fn leader(&self) -> Option<Pid> {
-        self.leader
-    }
-
-    /// `None` until [`reap`](Self::reap) has seen the end of the command.
-    pub(crate) fn leader_status(&self) -> Option<ExitStatus> {
-        self.leader_status
     }
 
     pub(crate) fn is_gone(&self) -> bool {

@@ -26,6 +26,7 @@ use rustix::cmsg_space;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
@@ -51,8 +52,7 @@ pub(crate) struct WatchdogHandle {
     group: Group,
     /// Children that this process had before the watchdog.
     other_children: Vec<Pid>,
-    reports: Lines<BufReader<OwnedReadHalf>>,
-    instructions: OwnedWriteHalf,
+    connection: Connection,
 }
 
 /// The environment variable for the number of the slot, if the lock is a permit.
@@ -82,17 +82,14 @@ impl WatchdogHandle {
         send_descriptor(&ours, stdin().as_fd())?;
         ours.set_write_timeout(Some(ORDER_LIMIT))?;
         (&ours).write_all(&[&serde_json::to_vec(order)?[..], b"\n"].concat())?;
-        ours.set_nonblocking(true)?;
-        let (reports, instructions) = UnixStream::from_std(ours)?.into_split();
-        let reports = BufReader::new(reports).lines();
-        let group = order.begin.group;
-        Ok(Self { process, leader: None, group, other_children, reports, instructions })
+        let (group, connection) = (order.begin.group, Connection::new(ours)?);
+        Ok(Self { process, leader: None, group, other_children, connection })
     }
 
     /// Sends an instruction without waiting. If the watchdog is stuck, `quorlock run` stops the
     /// command with [`take_over`](Self::take_over) once the kill is overdue.
     pub(crate) fn send_instruction(&self, instruction: &Instruction) {
-        send(&self.instructions, instruction);
+        self.connection.send(instruction);
     }
 
     /// Waits for the next report; `None` when the watchdog is gone or sent something unexpected.
@@ -100,8 +97,7 @@ impl WatchdogHandle {
     /// # Cancel safety
     /// Dropping the future loses no report.
     pub(crate) async fn next_report(&mut self) -> Option<Report> {
-        let line = self.reports.next_line().await.ok()??;
-        let report = serde_json::from_str(&line).ok()?;
+        let report = self.connection.next().await?;
         if let Report::Started(leader) = report {
             self.leader = Pid::from_raw(leader);
         }
@@ -181,13 +177,35 @@ impl Begin {
     }
 }
 
-/// Sends one message without waiting. Returns `false` if the reader is gone. Ignores other errors:
-/// the reader's silence shows that it is stuck.
-fn send(connection: &OwnedWriteHalf, message: &impl Serialize) -> bool {
-    let Ok(line) = serde_json::to_string(message) else { return true };
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    let sent = rustix::net::send(connection.as_ref(), (line + "\n").as_bytes(), flags);
-    !matches!(sent, Err(Errno::PIPE | Errno::CONNRESET))
+/// One end of the connection between the two, whose messages are lines of JSON.
+struct Connection {
+    lines: Lines<BufReader<OwnedReadHalf>>,
+    writer: OwnedWriteHalf,
+}
+
+impl Connection {
+    fn new(stream: net::UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let (reader, writer) = UnixStream::from_std(stream)?.into_split();
+        Ok(Self { lines: BufReader::new(reader).lines(), writer })
+    }
+
+    /// Sends one message without waiting. Returns `false` if the reader is gone. Ignores other
+    /// errors: the reader's silence shows that it is stuck.
+    fn send(&self, message: &impl Serialize) -> bool {
+        let Ok(line) = serde_json::to_string(message) else { return true };
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = rustix::net::send(self.writer.as_ref(), (line + "\n").as_bytes(), flags);
+        !matches!(sent, Err(Errno::PIPE | Errno::CONNRESET))
+    }
+
+    /// Waits for the next message; `None` when the other process is gone or sent something else.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no message.
+    async fn next<T: DeserializeOwned>(&mut self) -> Option<T> {
+        serde_json::from_str(&self.lines.next_line().await.ok()??).ok()
+    }
 }
 
 /// How long the watchdog tries to release the lock. A lease that remains on a node ends by its ttl.

@@ -3,7 +3,6 @@ use std::fs::File;
 use std::io::{self, IoSliceMut, stdin};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::net;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitCode;
 
@@ -13,11 +12,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::Signal;
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
-use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
-use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::{Begin, Instruction, Order, Report, send};
+use super::{Begin, Connection, Instruction, Order, Report};
 use crate::process_tree::ProcessTree;
 use crate::system;
 use crate::system::Signals;
@@ -38,90 +34,72 @@ pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
     let stdin =
         receive_descriptor(connection.as_fd()).context("only `quorlock run` starts a watchdog")?;
     dup2_stdin(stdin)?;
-    let connection = net::UnixStream::from(connection);
-    connection.set_nonblocking(true)?;
-    let (instructions, reports) = UnixStream::from_std(connection)?.into_split();
-    let mut watchdog = Watchdog { instructions: BufReader::new(instructions).lines(), reports };
-    let order = watchdog.instructions.next_line().await?.unwrap_or_default();
-    // The error of serde would quote the text.
-    let order: Option<Order> = serde_json::from_str(&order).ok();
+    let mut connection = Connection::new(connection.into())?;
+    let order: Option<Order> = connection.next().await;
     let order = order.context("the order to the watchdog is incomplete")?;
-    if watchdog.run(order.begin, &command).await? {
+    if run(&mut connection, order.begin, &command).await? {
         order.release().await;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-struct Watchdog {
-    instructions: Lines<BufReader<OwnedReadHalf>>,
-    reports: OwnedWriteHalf,
-}
-
-impl Watchdog {
-    /// Runs the command to its end. Returns whether the watchdog must release the lock: `quorlock
-    /// run` is gone, and no process of the command is left.
-    async fn run(&mut self, begin: Begin, command: &[OsString]) -> anyhow::Result<bool> {
-        let mut schedule = begin.schedule()?;
-        if schedule.poll(system::now()).is_some() {
-            return Ok(!self.send_report(Report::TooLate));
-        }
-        let mut tree = match ProcessTree::spawn(command, begin.group) {
-            Ok(tree) => tree,
-            Err(error) => {
-                let error = error.raw_os_error().unwrap_or(Errno::INVAL.raw_os_error());
-                return Ok(!self.send_report(Report::NotStarted(error)));
-            }
-        };
-        // A reader of the command's output sees the end of the output only when no other process
-        // keeps it open.
-        let _ = close_stdio();
-        if let Some(leader) = tree.leader() {
-            self.send_report(Report::Started(leader.as_raw_pid()));
-        }
-        let mut has_reported_stopping = false;
-        let mut is_abandoned = false;
-        loop {
-            tree.reap();
-            let waits_for_all = begin.wait_all || is_abandoned || schedule.has_acted();
-            if let Some(status) = tree.leader_status()
-                && (!waits_for_all || tree.is_gone())
-            {
-                let is_reported = self.send_report(Report::Ended(status.into_raw()));
-                return Ok(tree.is_gone() && (is_abandoned || !is_reported));
-            }
-            tree.follow(&mut schedule);
-            if schedule.has_acted() && !has_reported_stopping {
-                has_reported_stopping = true;
-                self.send_report(Report::Stopping);
-            }
-            tokio::select! {
-                biased;
-                instruction = self.next_instruction(), if !is_abandoned => match instruction {
-                    Some(Instruction::Extended(deadline)) => schedule.handle_extended(deadline),
-                    Some(Instruction::Lost) => schedule.handle_lost(system::now()),
-                    Some(Instruction::PassOn(signal)) => {
-                        if let Some(signal) = Signal::from_named_raw(signal) {
-                            tree.pass_on(signal);
-                        }
-                    }
-                    None => {
-                        is_abandoned = true;
-                        schedule.handle_abandoned(system::now());
-                    }
-                },
-                () = tree.changed(&schedule) => {}
-            }
-        }
+/// Runs the command to its end. Returns whether the watchdog must release the lock: `quorlock
+/// run` is gone, and no process of the command is left.
+async fn run(
+    connection: &mut Connection,
+    begin: Begin,
+    command: &[OsString],
+) -> anyhow::Result<bool> {
+    let mut schedule = begin.schedule()?;
+    if schedule.poll(system::now()).is_some() {
+        return Ok(!connection.send(&Report::TooLate));
     }
-
-    /// Waits for the next instruction; `None` when `quorlock run` is gone or sent something else.
-    async fn next_instruction(&mut self) -> Option<Instruction> {
-        serde_json::from_str(&self.instructions.next_line().await.ok()??).ok()
+    let mut tree = match ProcessTree::spawn(command, begin.group) {
+        Ok(tree) => tree,
+        Err(error) => {
+            let error = error.raw_os_error().unwrap_or(Errno::INVAL.raw_os_error());
+            return Ok(!connection.send(&Report::NotStarted(error)));
+        }
+    };
+    // A reader of the command's output sees the end of the output only when no other process
+    // keeps it open.
+    let _ = close_stdio();
+    if let Some(leader) = tree.leader {
+        connection.send(&Report::Started(leader.as_raw_pid()));
     }
-
-    /// Returns `false` if `quorlock run` is gone.
-    fn send_report(&self, report: Report) -> bool {
-        send(&self.reports, &report)
+    let mut has_reported_stopping = false;
+    let mut is_abandoned = false;
+    loop {
+        tree.reap();
+        let waits_for_all = begin.wait_all || is_abandoned || schedule.has_acted();
+        if let Some(status) = tree.leader_status
+            && (!waits_for_all || tree.is_gone())
+        {
+            let is_reported = connection.send(&Report::Ended(status.into_raw()));
+            return Ok(tree.is_gone() && (is_abandoned || !is_reported));
+        }
+        tree.follow(&mut schedule);
+        if schedule.has_acted() && !has_reported_stopping {
+            has_reported_stopping = true;
+            connection.send(&Report::Stopping);
+        }
+        tokio::select! {
+            biased;
+            instruction = connection.next(), if !is_abandoned => match instruction {
+                Some(Instruction::Extended(deadline)) => schedule.handle_extended(deadline),
+                Some(Instruction::Lost) => schedule.handle_lost(system::now()),
+                Some(Instruction::PassOn(signal)) => {
+                    if let Some(signal) = Signal::from_named_raw(signal) {
+                        tree.pass_on(signal);
+                    }
+                }
+                None => {
+                    is_abandoned = true;
+                    schedule.handle_abandoned(system::now());
+                }
+            },
+            () = tree.changed(&schedule) => {}
+        }
     }
 }
 
@@ -147,6 +125,7 @@ fn close_stdio() -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net;
     use std::time::Duration;
 
     use super::*;
@@ -156,15 +135,14 @@ mod tests {
     async fn command_is_not_started_with_too_little_validity_left() {
         let folder = tempfile::tempdir().unwrap();
         let trace = folder.path().join("trace");
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let (instructions, reports) = theirs.into_split();
-        let mut watchdog = Watchdog { instructions: BufReader::new(instructions).lines(), reports };
+        let (ours, theirs) = net::UnixStream::pair().unwrap();
+        let mut connections = [ours, theirs].map(|end| Connection::new(end).unwrap());
         let deadline = system::now().plus(Duration::from_secs(1));
         let group = Group::Own;
         let begin = Begin { ttl_ms: 10_000, kill_after: None, group, wait_all: false, deadline };
-        watchdog.run(begin, &["touch".into(), trace.clone().into()]).await.unwrap();
-        let line = BufReader::new(ours).lines().next_line().await.unwrap().unwrap();
-        assert_eq!(serde_json::from_str::<Report>(&line).unwrap(), Report::TooLate);
+        let command = ["touch".into(), trace.clone().into()];
+        run(&mut connections[1], begin, &command).await.unwrap();
+        assert_eq!(connections[0].next().await, Some(Report::TooLate));
         assert!(!trace.exists());
     }
 }
