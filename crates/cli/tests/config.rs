@@ -3,12 +3,11 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use crate::common::*;
 use quorlock_testkit::{Nodes, ReservedPort, Server};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -65,7 +64,7 @@ impl Folder {
             let said = stderr(&output);
             assert_eq!(code(output.status), *expected, "{line}: {said}");
             assert!(said.contains(text) && said.is_empty() == text.is_empty(), "{line}: {said}");
-            assert!(!said.contains("s3cret"), "{line}: {said}");
+            assert!(![said, stdout(&output)].concat().contains("s3cret"), "{line}: {output:?}");
         }
     }
 }
@@ -156,6 +155,12 @@ fn user_and_password_come_from_files_environment_or_options() {
         ("chmod 644 password; QUORLOCK_CONFIG=f.toml ./run", 0, "warning: every user"),
         ("QUORLOCK_CONFIG=urls.toml ./run", 0, ""),
         ("chmod 644 urls.toml; QUORLOCK_CONFIG=urls.toml ./run", 0, "chmod 600"),
+        // An error of the command line does not show the password, either.
+        ("QUORLOCK_NODES=redis://:s3cret@127.0.0.1:1 ./run", 122, NOT_CONNECTED),
+        ("QUORLOCK_NODES=redis://:s3cret@127.0.0.1:1 ./run --nonsense", 125, "--nonsense"),
+        ("QUORLOCK_NODES=redis://:s3cret@127.0.0.1:1 ./run --help", 0, ""),
+        ("QUORLOCK_NODES=redis://:s3cret/@127.0.0.1 ./run", 125, "redis://"),
+        ("./run --nodes :s3cret@127.0.0.1:x", 125, "invalid port"),
     ]);
 }
 
@@ -231,7 +236,7 @@ fn error_in_a_file_names_the_file_the_line_and_what_to_write() {
 const TRUSTED: [(&str, &str); 3] =
     [("--cacert", "ca.pem"), ("--cert", "node.pem"), ("--key", "node.key")];
 
-/// Nodes that speak TLS and require a certificate, and the files of their certificates.
+/// Nodes that speak TLS and require a certificate. Their own certificate is the authority, too.
 struct TlsNodes {
     folder: TempDir,
     ports: Vec<ReservedPort>,
@@ -241,7 +246,10 @@ struct TlsNodes {
 impl TlsNodes {
     fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        write_certificates(folder.path());
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        fs::write(folder.path().join("ca.pem"), made.cert.pem()).unwrap();
+        fs::write(folder.path().join("node.pem"), made.cert.pem()).unwrap();
+        fs::write(folder.path().join("node.key"), made.signing_key.serialize_pem()).unwrap();
         let mut ports = Vec::new();
         let mut servers = Vec::new();
         for _ in 0..3 {
@@ -285,19 +293,6 @@ impl TlsNodes {
 /// Runs `true` under the lock `k`, with the options that the command has.
 fn run_true(command: &mut Command) -> Output {
     command.args(LONG_NODE_TIMEOUT).args(["--no-wait", "k", "--", "true"]).output().unwrap()
-}
-
-fn write_certificates(folder: &Path) {
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.distinguished_name.push(DnType::CommonName, "an authority");
-    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-    fs::write(folder.join("ca.pem"), authority.pem()).unwrap();
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
-    params.distinguished_name.push(DnType::CommonName, "a node");
-    fs::write(folder.join("node.pem"), params.signed_by(&key, &authority).unwrap().pem()).unwrap();
-    fs::write(folder.join("node.key"), key.serialize_pem()).unwrap();
 }
 
 #[test]

@@ -159,19 +159,11 @@ fn figures_of_the_readme_are_those_of_the_benchmarks() {
     }
 }
 
-/// The containers of a Kubernetes object, at any depth.
-fn containers(object: &Value) -> Vec<&Value> {
-    match object {
-        Value::Object(fields) => fields
-            .iter()
-            .flat_map(|(name, value)| match (name.as_str(), value.as_array()) {
-                ("containers", Some(containers)) => containers.iter().collect(),
-                _ => containers(value),
-            })
-            .collect(),
-        Value::Array(values) => values.iter().flat_map(containers).collect(),
-        _ => Vec::new(),
-    }
+/// The containers of the pods that a Kubernetes object describes.
+fn containers(object: &Value) -> impl Iterator<Item = &Value> {
+    let pods =
+        ["/spec/template/spec/containers", "/spec/jobTemplate/spec/template/spec/containers"];
+    pods.into_iter().filter_map(move |path| object.pointer(path)?.as_array()).flatten()
 }
 
 #[test]
@@ -181,7 +173,8 @@ fn objects_for_kubernetes_run_their_command_under_a_lock() {
     for block in blocks(JOBS, "yaml") {
         for object in serde_saphyr::from_multiple::<Value>(block).unwrap() {
             let field = |name: &str| object[name].as_str().unwrap();
-            kinds.push(format!("{} {}", field("apiVersion"), field("kind")));
+            let count = containers(&object).count();
+            kinds.push(format!("{} {} {count}", field("apiVersion"), field("kind")));
             assert!(object["metadata"]["name"].is_string(), "{object}");
             for container in containers(&object) {
                 assert_eq!(container["envFrom"][0]["secretRef"]["name"], "quorlock");
@@ -199,7 +192,7 @@ fn objects_for_kubernetes_run_their_command_under_a_lock() {
             }
         }
     }
-    assert_eq!(kinds, ["batch/v1 CronJob", "v1 Secret", "apps/v1 Deployment"]);
+    assert_eq!(kinds, ["batch/v1 CronJob 1", "v1 Secret 0", "apps/v1 Deployment 1"]);
 }
 
 #[test]
@@ -337,20 +330,15 @@ fn help_names_exit_codes_and_environment_variables() {
 const SEPARATOR: &str = "write `--` before the command";
 
 /// A line for the shell, in which no node can be reached, and a part of standard error.
-const WRONG: [(&str, &str); 51] = [
+const WRONG: [(&str, &str); 43] = [
     ("quorlock run k echo hi", SEPARATOR),
     ("quorlock run -n k echo -n", SEPARATOR),
     ("quorlock run k --ttl 5s true", SEPARATOR),
-    ("quorlock run k --nonsense -- true", "--help"),
-    ("quorlock run k l -- true", "--help"),
-    ("quorlock run --ttl 10 k", "--help"),
     ("quorlock run --permits 0 k -- true", "--help"),
     ("quorlock run --permits 65 k -- true", "--help"),
     ("quorlock run --permits 2 --shared k -- true", "--help"),
     ("quorlock run k -c true -- true", "--help"),
     ("quorlock run k", "--help"),
-    ("quorlock run", "--help"),
-    ("quorlock release x y", "--help"),
     ("quorlock walk", "--help"),
     ("quorlock run '' -c true", "needs a name"),
     ("quorlock run k -c true --ttl 0", "ttl"),
@@ -364,7 +352,6 @@ const WRONG: [(&str, &str); 51] = [
     ("quorlock run k -c true --nodes a:6379 --cacert ca.pem", "write rediss://a:6379"),
     ("quorlock run k -c true --nodes redis://a:6379 --cacert ca.pem", "rediss://"),
     ("unset QUORLOCK_NODES; quorlock run k -c true", "--nodes"),
-    ("QUORLOCK_NODES= quorlock run k -c true", "QUORLOCK_NODES"),
     ("QUORLOCK_NODES=' , ' quorlock run k -c true", "redis://"),
     ("QUORLOCK_NODES= quorlock inspect k", "quorlock up"),
     ("quorlock list --limit=0", "1..=100000"),
@@ -379,10 +366,8 @@ const WRONG: [(&str, &str); 51] = [
     ("quorlock exporter --listen 192.0.2.1:1", "choose another --listen"),
     ("quorlock restart-nodes elsewhere -- true", "elsewhere is not in the list"),
     ("quorlock restart-nodes -- echo restarted", "no majority while a node restarts"),
-    ("quorlock up --server /no/such/file", "/no/such/file"),
     ("quorlock up --server /no/such/file", "--server"),
     ("quorlock up --module /no/such/file", "--module names /no/such/file"),
-    ("quorlock up --module /no/such/file", "cargo build"),
     ("quorlock up --module /bin/sh -n 1", "/bin/sh"),
     ("QUORLOCK_SERVER=/no/such/file quorlock up", "QUORLOCK_SERVER names /no/such/file"),
     ("QUORLOCK_MODULE=/no/such/file quorlock up", "QUORLOCK_MODULE names /no/such/file"),

@@ -3,11 +3,11 @@
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{slice, thread};
 
 use crate::common::*;
-use quorlock_testkit::{Nodes, Server, eventually};
+use quorlock_testkit::{Nodes, eventually};
 use rustix::process::Signal;
 
 #[test]
@@ -35,17 +35,6 @@ fn key_may_be_any_bytes() {
 }
 
 #[test]
-fn command_that_outlives_its_lock_is_reported_as_unprotected() {
-    let nodes = Nodes::start(1);
-    let running = start_script(&nodes, &LONG_NODE_TIMEOUT, "echo held; read go; exit 7");
-    assert_eq!(running.line(), "held");
-    exec(&nodes[0], &["DEL", "k"]);
-    running.say("go");
-    let output = running.wait_for_end();
-    assert_error(&output, 7, "had ended before");
-}
-
-#[test]
 fn wait_for_nodes_that_cannot_vote_is_reported() {
     let mut nodes = Nodes::start(3);
     nodes[0].kill();
@@ -58,29 +47,6 @@ fn wait_for_nodes_that_cannot_vote_is_reported() {
     nodes[0].restart().unwrap();
     let output = waiting.wait_for_end();
     assert_eq!((code(output.status), stdout(&output)), (0, "ran\n"));
-}
-
-#[test]
-fn password_is_never_shown() {
-    let guarded = Server::with_module().tcp().arg("requirepass", "another").start().unwrap();
-    for node in [
-        // Wrong passwords, no server, and invalid URLs.
-        format!("redis://:hunter2@{}", address(&guarded)),
-        "redis://:hunter2@127.0.0.1:1".to_owned(),
-        "redis://:hunter2/@127.0.0.1".to_owned(),
-        ":hunter2@127.0.0.1:x".to_owned(),
-    ] {
-        // An error of the command line does not show the password, either.
-        for option in ["--wait=0", "--wait=5ms", "--nonsense", "--help"] {
-            let mut run = on_urls(slice::from_ref(&node), "run");
-            run.env("QUORLOCK_NODES", &node).args([option, "k", "--", "true"]);
-            let output = run.output().unwrap();
-            let said = [stdout(&output), stderr(&output)].concat();
-            let expected: &[i32] = if option == "--help" { &[0] } else { &[122, 125] };
-            assert!(expected.contains(&code(output.status)), "{node} {option}: {said}");
-            assert!(!said.is_empty() && !said.contains("hunter2"), "{option}: {said}");
-        }
-    }
 }
 
 #[test]
@@ -203,20 +169,19 @@ const STAGGER: Duration = Duration::from_millis(600);
 /// How many of five machines, which start one after the other, run the job.
 fn machines_that_run(options: &[&str]) -> usize {
     let nodes = Nodes::start(5);
-    let machine = |number| {
-        thread::sleep(STAGGER * number);
-        let options = [&LONG_NODE_TIMEOUT[..], &["--wait", "1s"], options].concat();
-        let output = run_script(&nodes, &options, JOB).output().unwrap();
-        let ran = stdout(&output) == "ran\n";
-        // The code is 122 when the host is so busy that the last request of the wait is unanswered.
-        let expected: &[i32] = if ran { &[3] } else { &[121, 122] };
-        assert!(expected.contains(&code(output.status)), "{}: {}", output.status, stderr(&output));
-        ran
+    let options = [&LONG_NODE_TIMEOUT[..], &["--wait", "1s"], options].concat();
+    let machines = [(); 5].map(|()| {
+        thread::sleep(STAGGER);
+        start_script(&nodes, &options, JOB)
+    });
+    let ran = |machine: Running| {
+        let output = machine.wait_for_end();
+        if code(output.status) != 3 {
+            assert_not_acquired(&output);
+        }
+        stdout(&output) == "ran\n"
     };
-    thread::scope(|scope| {
-        let machines: Vec<_> = (0..5).map(|number| scope.spawn(move || machine(number))).collect();
-        machines.into_iter().map(|machine| machine.join().unwrap()).filter(|ran| *ran).count()
-    })
+    machines.into_iter().map(ran).filter(|ran| *ran).count()
 }
 
 /// Standard error, without the reasons to wait: on a busy machine, the first attempt to acquire the
@@ -281,12 +246,17 @@ fn signal_before_or_during_the_hold_ends_it() {
 }
 
 #[test]
-fn loss_during_the_hold_is_reported_and_changes_no_exit_code() {
+fn loss_during_the_hold_or_at_the_end_is_reported_and_changes_no_exit_code() {
     let nodes = Nodes::start(1);
     let running = start_hold(&nodes, &["--hold-at-least", "1h", "--ttl", "1s"]);
     exec(&nodes[0], &["DEL", "k"]);
-    let output = running.wait_for_end();
-    assert_error(&output, 7, "before --hold-at-least was over");
+    assert_error(&running.wait_for_end(), 7, "before --hold-at-least was over");
+
+    let running = start_script(&nodes, &LONG_NODE_TIMEOUT, "echo held; read go; exit 7");
+    assert_eq!(running.line(), "held");
+    exec(&nodes[0], &["DEL", "k"]);
+    running.say("go");
+    assert_error(&running.wait_for_end(), 7, "had ended before");
 }
 
 #[test]

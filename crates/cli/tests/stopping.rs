@@ -186,17 +186,6 @@ impl FirstRun {
         assert_ok(&output);
         stdout(&output).trim_end().to_owned()
     }
-
-    /// Stops the holder, and kills its watchdog, which would end the command in time.
-    fn stop_without_watchdog(&self) {
-        let watchdog = watchdog_of(self.holder.pid());
-        self.holder.signal(Signal::STOP);
-        kill(watchdog, Signal::KILL);
-    }
-
-    fn command_has_ended(&self) -> bool {
-        !is_alive(self.command)
-    }
 }
 
 /// Starts a run of the command [`OBEDIENT`]. Returns it, the command, and the watchdog.
@@ -212,49 +201,44 @@ fn kill(pid: Pid, signal: Signal) {
 
 /// Without a watchdog is the baseline.
 #[test]
-fn stopped_quorlock_leaves_no_command_beyond_its_lock() {
-    for (rest, has_watchdog) in [(STUBBORN, true), (STUBBORN_ALL, true), (STUBBORN, false)] {
+fn stopped_or_killed_quorlock_leaves_no_command_beyond_its_lock() {
+    for (signal, rest, has_watchdog) in [
+        (Signal::STOP, STUBBORN, true),
+        (Signal::STOP, STUBBORN_ALL, true),
+        (Signal::STOP, STUBBORN, false),
+        (Signal::KILL, STUBBORN, true),
+        (Signal::KILL, STUBBORN_ALL, true),
+        (Signal::KILL, STUBBORN, false),
+    ] {
         let first = FirstRun::start(rest);
-        if has_watchdog {
+        if !has_watchdog {
+            // A running `quorlock run` would stop the command in place of its watchdog.
+            let watchdog = watchdog_of(first.holder.pid());
             first.holder.signal(Signal::STOP);
-        } else {
-            first.stop_without_watchdog();
+            kill(watchdog, Signal::KILL);
         }
+        first.holder.signal(signal);
         assert_eq!(first.run_next(), if has_watchdog { "alone" } else { "together" });
-        assert_eq!(first.command_has_ended(), has_watchdog);
-        first.holder.signal(Signal::CONT);
-        let output = first.holder.wait_for_end();
-        assert_error(&output, 120, "quorlock process may have been suspended");
-        assert!(!is_alive(first.command));
+        assert_eq!(is_alive(first.command), !has_watchdog);
+        if signal == Signal::STOP {
+            first.holder.signal(Signal::CONT);
+            let output = first.holder.wait_for_end();
+            assert_error(&output, 120, "quorlock process may have been suspended");
+            assert!(!is_alive(first.command));
+        } else if !has_watchdog {
+            kill(first.command, Signal::KILL);
+        }
     }
 }
 
+/// SIGTERM reaches a stopped command only after SIGCONT.
 #[test]
-fn killed_quorlock_leaves_no_command_beyond_its_lock() {
-    for rest in [STUBBORN, STUBBORN_ALL] {
-        let first = FirstRun::start(rest);
-        first.holder.signal(Signal::KILL);
-        assert_eq!(first.run_next(), "alone");
-        assert!(first.command_has_ended());
-    }
-}
-
-#[test]
-fn killed_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
-    let first = FirstRun::start(STUBBORN);
-    first.stop_without_watchdog();
-    first.holder.signal(Signal::KILL);
-    assert_eq!(first.run_next(), "together");
-    assert!(!first.command_has_ended());
-    kill(first.command, Signal::KILL);
-}
-
-#[test]
-fn command_of_a_killed_quorlock_gets_sigterm_first() {
+fn command_of_a_killed_quorlock_gets_sigterm_first_also_when_it_is_stopped() {
     let nodes = Nodes::start(3);
     let script = "trap 'echo TERM; read go; exit' TERM; echo $$; while :; do sleep 0.01; done";
     let running = start_script(&nodes, &LONG_TTL, script);
     let command = running.pid_line();
+    kill(command, Signal::STOP);
     running.signal(Signal::KILL);
     assert_eq!(running.line(), "TERM");
     assert!(is_alive(command) && nodes_holding(&nodes) >= 2, "the lock has not ended yet");
@@ -309,17 +293,6 @@ fn token_is_in_no_argument_environment_or_file_and_no_socket_is_inherited() {
             assert!(!is_socket || process != command, "{file:?}");
         }
     }
-}
-
-#[test]
-fn stopped_command_is_continued_to_clean_up() {
-    let nodes = Nodes::start(3);
-    let running = start_script(&nodes, &["--ttl", "20s"], OBEDIENT);
-    let command = running.pid_line();
-    kill(command, Signal::STOP);
-    running.signal(Signal::KILL);
-    assert_eq!(running.line(), "TERM");
-    wait_until_ended(command);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use quorlock_testkit::{Nodes, eventually};
+use quorlock_testkit::{Nodes, eventually, holds_within};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
@@ -85,8 +85,16 @@ impl Terminal {
     #[track_caller]
     fn shows(&self, text: &str) -> String {
         self.until(text, |screen| screen.contents().contains(text));
-        let contents = self.screen.lock().unwrap().screen().contents();
-        contents.lines().find(|line| line.contains(text)).unwrap_or_default().trim().to_owned()
+        self.contents()
+            .lines()
+            .find(|line| line.contains(text))
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    }
+
+    fn contents(&self) -> String {
+        self.screen.lock().unwrap().screen().contents()
     }
 
     /// Waits until the terminal shows the shell again.
@@ -101,16 +109,8 @@ impl Terminal {
     /// Waits until the screen meets the condition, which `what` describes.
     #[track_caller]
     fn until(&self, what: &str, is_so: impl Fn(&vt100::Screen) -> bool) {
-        let started = Instant::now();
-        loop {
-            let screen = self.screen.lock().unwrap();
-            if is_so(screen.screen()) {
-                return;
-            }
-            assert!(started.elapsed() < PATIENCE, "no {what}, but\n{}", screen.screen().contents());
-            drop(screen);
-            thread::sleep(Duration::from_millis(10));
-        }
+        let holds = || is_so(self.screen.lock().unwrap().screen());
+        assert!(holds_within(PATIENCE, holds), "no {what}, but\n{}", self.contents());
     }
 
     fn press(&mut self, keys: &str) {

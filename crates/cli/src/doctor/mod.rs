@@ -174,22 +174,13 @@ mod tests {
     /// JSON, too: its texts may be printed on a terminal.
     #[test]
     fn texts_of_a_server_are_escaped_in_findings_and_states() {
-        let hostile = |text: &str| format!("{text} \u{1b}[2J");
-        for error in [
-            NodeError::Denied { reason: hostile("WRONGPASS") },
-            NodeError::Down { reason: hostile("reset") },
-            NodeError::NotAdmitted { reason: hostile("another set; correct it") },
-            NodeError::Misconfigured { reason: hostile("certificate") },
-        ] {
-            let mut nodes = voting(3);
-            nodes[2].1 = Err(error);
-            let json = Snapshot::new(nodes.clone()).json();
-            let mut shown = vec![json["nodes"][2]["reason"].as_str().unwrap().to_owned()];
-            shown.extend(found(nodes).into_iter().flat_map(|finding| [finding.what, finding.todo]));
-            let quotes = shown.iter().filter(|text| text.contains("\\u{1b}[2J"));
-            assert!(quotes.count() > 1, "{shown:?}");
-            assert!(shown.iter().all(|text| !text.contains('\u{1b}')), "{shown:?}");
-        }
+        let mut nodes = voting(3);
+        nodes[2].1 = Err(NodeError::NotAdmitted { reason: "us; \u{1b}[2J".to_owned() });
+        let json = Snapshot::new(nodes.clone()).json();
+        let mut shown = vec![json["nodes"][2]["reason"].as_str().unwrap().to_owned()];
+        shown.extend(found(nodes).into_iter().flat_map(|finding| [finding.what, finding.todo]));
+        assert_eq!(shown.iter().filter(|text| text.contains("\\u{1b}[2J")).count(), 2);
+        assert!(shown.iter().all(|text| !text.contains('\u{1b}')), "{shown:?}");
     }
 
     /// The faults that the tests with real servers do not cause.

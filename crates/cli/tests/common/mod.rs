@@ -128,16 +128,10 @@ pub(crate) fn acquire_everywhere(nodes: &Nodes, options: &[&str]) -> String {
 }
 
 pub(crate) fn with_input(command: &mut Command, input: &str) -> Output {
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program is there");
-    let mut stdin = child.stdin.take().expect("it is piped");
-    stdin.write_all(input.as_bytes()).expect("the program reads");
-    drop(stdin);
-    child.wait_with_output().expect("the program is a child of the test")
+    let mut running = Running::start(command);
+    let stdin = running.stdin.take();
+    stdin.expect("it is piped").write_all(input.as_bytes()).expect("the program reads");
+    running.wait_for_end()
 }
 
 /// A running program. Dropping it sends SIGTERM first, so that the program can end its children.
