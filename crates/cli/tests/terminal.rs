@@ -1,11 +1,8 @@
 //! The program in a real terminal: `quorlock run` and `quorlock revoke` in the foreground with
 //! Ctrl-C, Ctrl-Z and input, and the screen of `quorlock top`.
 
-use std::ffi::OsStr;
-use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::unix::ffi::OsStrExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,8 +10,6 @@ use std::time::{Duration, Instant};
 use crate::common::*;
 use quorlock_testkit::{Nodes, eventually, holds_within};
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
 const CTRL_C: &str = "\x03";
 const CTRL_Z: &str = "\x1a";
@@ -22,6 +17,9 @@ const ENTER: &str = "\r";
 const ROWS: u16 = 30;
 const COLUMNS: u16 = 110;
 
+/// Prints its arguments if the terminal is in the state that a shell needs.
+const IN_SHELL: &str =
+    "in_shell() { stty -a | grep -q '^isig icanon iexten echo ' && echo \"$@\"; }";
 const STATUS: &str = "echo status $?";
 /// Shows that the command has stopped, and continues it after a line of input.
 const STOPPED_THEN_FG: &str = "echo stopped $?; read line; fg >/dev/null; echo status $?";
@@ -29,7 +27,7 @@ const STOPPED_THEN_FG: &str = "echo stopped $?; read line; fg >/dev/null; echo s
 /// A shell with job control in a terminal.
 struct Terminal {
     shell: Child,
-    keyboard: File,
+    keyboard: ChildStdin,
     screen: Arc<Mutex<vt100::Parser>>,
     written: Arc<Mutex<Vec<u8>>>,
 }
@@ -38,29 +36,18 @@ impl Terminal {
     /// Runs a script in a shell. In the script, `$Q` is `quorlock` and `$TOP` is `quorlock
     /// top`, on these nodes.
     fn start(nodes: &Nodes, script: &str) -> Self {
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let keyboard = openpt(flags).unwrap();
-        grantpt(&keyboard).unwrap();
-        unlockpt(&keyboard).unwrap();
-        let name = ptsname(&keyboard, Vec::new()).unwrap();
-        let shell_side = || -> Stdio {
-            let path = OsStr::from_bytes(name.as_bytes());
-            File::options().read(true).write(true).open(path).unwrap().into()
-        };
-        let mut shell = Command::new("setsid");
-        shell.args(["--ctty", "--wait", "env", "--default-signal"]);
-        shell.args(["bash", "--norc", "-mc", script]);
-        shell.stdin(shell_side()).stdout(shell_side()).stderr(shell_side());
-        let keyboard = File::from(keyboard);
-        let size = Winsize { ws_row: ROWS, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
-        tcsetwinsize(&keyboard, size).unwrap();
+        let script = format!("stty rows {ROWS} cols {COLUMNS}; {IN_SHELL}; {script}");
+        let mut shell = Command::new("script");
+        let line = "exec env --default-signal bash --norc -mc \"$SCRIPT\"";
+        shell.args(["-qec", line, "/dev/null"]).env("SCRIPT", script).env("SHELL", "/bin/sh");
         shell.env("QUORLOCK_NODES", nodes.urls().join(",")).env("TERM", "xterm-256color");
         shell.env("Q", QUORLOCK).env("TOP", format!("{QUORLOCK} top --interval 100ms"));
-        let shell = shell.spawn().unwrap();
+        let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let keyboard = shell.stdin.take().unwrap();
+        let mut output = shell.stdout.take().unwrap();
         let screen = Arc::new(Mutex::new(vt100::Parser::new(ROWS, COLUMNS, 0)));
         let written = Arc::<Mutex<Vec<u8>>>::default();
-        let (mut output, parser, log) =
-            (keyboard.try_clone().unwrap(), Arc::clone(&screen), Arc::clone(&written));
+        let (parser, log) = (Arc::clone(&screen), Arc::clone(&written));
         thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(count @ 1..) = output.read(&mut bytes) {
@@ -103,7 +90,6 @@ impl Terminal {
         self.until("the screen of the shell", |screen| {
             !screen.alternate_screen() && !screen.hide_cursor()
         });
-        eventually(PATIENCE, "the modes are those of the shell", || self.is_cooked());
     }
 
     /// Waits until the screen meets the condition, which `what` describes.
@@ -115,12 +101,6 @@ impl Terminal {
 
     fn press(&mut self, keys: &str) {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
-    }
-
-    /// Whether the terminal is in the state that a shell needs.
-    fn is_cooked(&self) -> bool {
-        let modes = tcgetattr(&self.keyboard).unwrap().local_modes;
-        modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
     }
 
     fn top(&self) -> Pid {
@@ -243,11 +223,10 @@ fn acquire(nodes: &Nodes, key: &str, owner: &str) {
 fn new_lock_is_shown_escaped_and_q_restores_the_terminal() {
     let nodes = Nodes::start(3);
     acquire(&nodes, "orders\x1b]0;pwned\x07", "\x1b[31mred\u{202e}");
-    let mut terminal = Terminal::start(&nodes, "$TOP; echo status $?");
+    let mut terminal = Terminal::start(&nodes, "$TOP; in_shell status $?");
     terminal.shows("3 of 3 nodes vote");
     terminal.shows("pwned");
     terminal.shows("red");
-    assert!(!terminal.is_cooked());
     acquire(&nodes, "nightly", "batch");
     terminal.shows("nightly");
     terminal.press("/nightly");
@@ -268,7 +247,7 @@ fn signal_restores_the_terminal() {
     for (signal, status) in
         [(Signal::TERM, "status 143"), (Signal::HUP, "status 129"), (Signal::INT, "status 130")]
     {
-        let terminal = Terminal::start(&nodes, "$TOP; echo status $?");
+        let terminal = Terminal::start(&nodes, "$TOP; in_shell status $?");
         terminal.shows("1 of 1 nodes vote");
         kill_process(terminal.top(), signal).unwrap();
         terminal.until_left();
@@ -282,7 +261,7 @@ fn stopped_program_leaves_the_terminal_to_the_shell_and_fg_brings_it_back() {
     let nodes = Nodes::start(1);
     let mut terminal = Terminal::start(
         &nodes,
-        "$TOP; echo stopped 1; read line; fg; echo stopped 2; read line; fg; echo status $?",
+        "$TOP; in_shell stopped 1; read line; fg; in_shell stopped 2; read line; fg; in_shell status $?",
     );
     for by_key in [true, false] {
         terminal.shows("1 of 1 nodes vote");
