@@ -104,7 +104,9 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
             return Err(ended.into());
         }
     };
-    output::print(&table(&rows(&revocation.report())));
+    let answers = revocation.report().nodes.into_iter();
+    let answers = answers.map(|node| vec![node.node, answer(&node.result)]);
+    output::print(&table(&with_heading(["NODE", "ANSWER"], answers)));
     let at_most = summary.held.map_or(Duration::ZERO, |held| held.at_most);
     let left = wait(&mut revocation, at_most.max(PATIENCE_MIN), &mut signals).await?;
     if args.now && !left.is_zero() {
@@ -178,24 +180,10 @@ async fn wait(
     signals: &mut Signals,
 ) -> anyhow::Result<Duration> {
     let began = Instant::now();
-    let first = revocation.report();
-    let give_up_after = patience.max(first.remaining);
-    let is_revoked = |result: &NodeRevocation| {
-        matches!(result, NodeRevocation::Revoked(_) | NodeRevocation::Ended)
-    };
-    // Whether the last line about a node says that the node has revoked the lock.
-    let mut shown_as_revoked: Vec<_> =
-        first.nodes.iter().map(|node| is_revoked(&node.result)).collect();
+    let mut report = revocation.report();
+    let give_up_after = patience.max(report.remaining);
     let mut progress = Progress::default();
     loop {
-        let report = revocation.report();
-        for (is_shown, node) in shown_as_revoked.iter_mut().zip(&report.nodes) {
-            if !*is_shown && matches!(node.result, NodeRevocation::Revoked(_)) {
-                *is_shown = true;
-                progress.end_line();
-                say(format_args!("{}: {}", node.node, answer(&node.result)));
-            }
-        }
         match report.state {
             RevocationState::Over => return Ok(report.remaining),
             RevocationState::Revoked => {}
@@ -227,6 +215,15 @@ async fn wait(
             }
             () = revocation.changed() => {}
             () = sleep(PROGRESS_EVERY) => {}
+        }
+        let before = std::mem::replace(&mut report, revocation.report());
+        for (before, node) in before.nodes.iter().zip(&report.nodes) {
+            let was_revoked =
+                matches!(before.result, NodeRevocation::Revoked(_) | NodeRevocation::Ended);
+            if !was_revoked && matches!(node.result, NodeRevocation::Revoked(_)) {
+                progress.end_line();
+                say(format_args!("{}: {}", node.node, answer(&node.result)));
+            }
         }
     }
 }
@@ -282,11 +279,6 @@ fn code_without_majority(report: &RevocationReport) -> u8 {
         _ => None,
     });
     exit::without_majority(errors, report.nodes.len())
-}
-
-fn rows(report: &RevocationReport) -> Vec<Vec<String>> {
-    let answers = report.nodes.iter().map(|node| vec![node.node.clone(), answer(&node.result)]);
-    with_heading(["NODE", "ANSWER"], answers)
 }
 
 fn answer(result: &NodeRevocation) -> String {
