@@ -78,21 +78,12 @@ pub(crate) async fn acquire(mut args: Acquire) -> anyhow::Result<ExitCode> {
     let nodes = args.lock.load()?;
     args.lock.owner.get_or_insert_with(handle::default_owner);
     let called_at = Instant::now();
-    let quorum = signals.interrupting(nodes.connect_before_call(None)).await??;
-    let outcome = signals.interrupting(acquire_and_print(&quorum, &args, called_at)).await;
-    let _ = quorum.flush(FLUSH_LIMIT).await;
-    outcome?
-}
-
-async fn acquire_and_print(
-    quorum: &Quorum,
-    args: &Acquire,
-    called_at: Instant,
-) -> anyhow::Result<ExitCode> {
-    let acquired = Box::pin(args.lock.acquire(quorum, called_at, None, false)).await;
-    let lock = acquired.map_err(|error| not_acquired(&error, exit::CONFLICT, true))?;
-    handle::detach_and_print(quorum, lock, args.json).await?;
-    Ok(ExitCode::SUCCESS)
+    let acquire = async |quorum: &Quorum| {
+        let acquired = Box::pin(args.lock.acquire(quorum, called_at, None, false)).await;
+        acquired.map_err(|error| not_acquired(&error, exit::CONFLICT, true))
+    };
+    let connecting = nodes.connect_before_call(None);
+    handle::lock_and_print(&mut signals, connecting, acquire, args.json).await
 }
 
 /// The options of `run` and `acquire`: the lock, and how long to wait for it.

@@ -69,32 +69,37 @@ pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
     // Listens only now, so that a signal can end the wait for the handle. From here on, a signal
     // must not end this program while it holds a lock.
     let mut signals = Signals::listen()?;
-    let quorum = signals.interrupting(args.nodes.connect()).await??;
-    let outcome = signals.interrupting(extend_and_print(&quorum, handle, &args)).await;
-    let _ = quorum.flush(FLUSH_LIMIT).await;
-    outcome?
+    let attach = async |quorum: &Quorum| {
+        let ttl = args.ttl.map_or(Ok(handle.ttl()), check_ttl)?;
+        let attached = quorum.lock_all(handle.keys()).ttl(ttl).attach(handle).await;
+        attached.map_err(|error| {
+            let code = match &error {
+                AttachError::NoQuorum { nodes } if nodes.is_permanent() => exit::FAILED,
+                AttachError::NoQuorum { nodes } if is_revoked(nodes) => exit::LOST,
+                AttachError::Gone { .. } => exit::LOST,
+                AttachError::NoQuorum { .. } | AttachError::InsufficientValidity { .. } => {
+                    exit::NO_MAJORITY
+                }
+                _ => exit::FAILED,
+            };
+            Ended::with(code, format_args!("not extended: {error}"))
+        })
+    };
+    lock_and_print(&mut signals, args.nodes.connect(), attach, args.json).await
 }
 
-async fn extend_and_print(
-    quorum: &Quorum,
-    handle: DetachedLock,
-    args: &Extend,
+/// Connects, acquires or attaches a lock, and prints its handle. A signal ends each of them.
+pub(crate) async fn lock_and_print(
+    signals: &mut Signals,
+    connecting: impl Future<Output = anyhow::Result<Quorum>>,
+    lock: impl AsyncFnOnce(&Quorum) -> anyhow::Result<Lock>,
+    as_json: bool,
 ) -> anyhow::Result<ExitCode> {
-    let ttl = args.ttl.map_or(Ok(handle.ttl()), check_ttl)?;
-    let attached = quorum.lock_all(handle.keys()).ttl(ttl).attach(handle).await;
-    let lock = attached.map_err(|error| {
-        let code = match &error {
-            AttachError::NoQuorum { nodes } if nodes.is_permanent() => exit::FAILED,
-            AttachError::NoQuorum { nodes } if is_revoked(nodes) => exit::LOST,
-            AttachError::Gone { .. } => exit::LOST,
-            AttachError::NoQuorum { .. } | AttachError::InsufficientValidity { .. } => {
-                exit::NO_MAJORITY
-            }
-            _ => exit::FAILED,
-        };
-        Ended::with(code, format_args!("not extended: {error}"))
-    })?;
-    detach_and_print(quorum, lock, args.json).await?;
+    let quorum = signals.interrupting(connecting).await??;
+    let printing = async { detach_and_print(&quorum, lock(&quorum).await?, as_json).await };
+    let outcome = signals.interrupting(printing).await;
+    let _ = quorum.flush(FLUSH_LIMIT).await;
+    outcome??;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -175,11 +180,7 @@ fn read(handle: &str) -> anyhow::Result<DetachedLock> {
 
 /// Detaches the lock from this process and prints its handle. Releases the lock if printing fails:
 /// no other process could release it.
-pub(crate) async fn detach_and_print(
-    quorum: &Quorum,
-    lock: Lock,
-    as_json: bool,
-) -> anyhow::Result<()> {
+async fn detach_and_print(quorum: &Quorum, lock: Lock, as_json: bool) -> anyhow::Result<()> {
     wait_for_stragglers(quorum, &lock).await;
     let detached = lock.detach();
     let Err(error) = print(&detached, as_json) else { return Ok(()) };
