@@ -150,6 +150,8 @@ pub use api::*;
 pub use clock::now;
 pub use quorlock_core::{Fence, InvalidFence};
 #[doc(hidden)]
+pub use random::SystemRandom;
+#[doc(hidden)]
 pub use transport::{connect_or_explain, read_error};
 
 // The examples of the documentation, compiled or run.

@@ -1,7 +1,8 @@
 use quorlock_core::client::Random;
 
 /// Random numbers: from the operating system for tokens, and from a fast generator for pauses.
-pub(crate) struct SystemRandom;
+#[doc(hidden)]
+pub struct SystemRandom;
 
 impl Random for SystemRandom {
     fn bits(&mut self) -> Option<u128> {

@@ -55,8 +55,7 @@ impl Finding {
     }
 
     pub(crate) fn is_same_fault(&self, other: &Self) -> bool {
-        let key = |finding: &Self| (finding.severity, finding.check);
-        key(self) == key(other) && self.what == other.what && self.todo == other.todo
+        *self == Self { nodes: self.nodes.clone(), ..other.clone() }
     }
 }
 

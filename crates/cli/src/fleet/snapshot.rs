@@ -1,7 +1,8 @@
 //! All nodes together: which of them vote, whether they are a majority, and why a node does not
 //! vote.
 
-use quorlock_core::client::{ClientState, LinkAction, Links, NodeError, Random};
+use quorlock_client::SystemRandom;
+use quorlock_core::client::{ClientState, LinkAction, Links, NodeError};
 use quorlock_core::node_set::NodeSet;
 use quorlock_core::quorum::{Majority, Moment};
 use serde_json::{Value, json};
@@ -180,7 +181,9 @@ impl NodeReport {
 
 fn state(answer: &Result<Facts, NodeError>, why_not_asked: Option<NodeError>) -> State {
     match (answer, why_not_asked) {
-        (Err(error), _) if is_error_reply(error) => State::NotCounted(error.clone()),
+        (Err(error @ (NodeError::Denied { .. } | NodeError::ErrorReply(_))), _) => {
+            State::NotCounted(error.clone())
+        }
         (Err(error), _) => State::Down(error.clone()),
         (Ok(_), Some(error)) if error != NodeError::AwaitsMajority => State::NotCounted(error),
         // `AwaitsMajority`: too few other nodes answered, or the node's own set cannot be
@@ -191,17 +194,13 @@ fn state(answer: &Result<Facts, NodeError>, why_not_asked: Option<NodeError>) ->
     }
 }
 
-fn is_error_reply(error: &NodeError) -> bool {
-    matches!(error, NodeError::Denied { .. } | NodeError::ErrorReply(_))
-}
-
 /// Returns for each node why a client would not ask it for locks; `None` if the client would. The
 /// client's state machine [`Links`] decides this.
 fn why_not_asked(answers: &[Answer]) -> Vec<Option<NodeError>> {
     let Some(majority) = Majority::of(answers.len()) else { return Vec::new() };
     let now = Moment::default();
     let mut links = Links::new(answers.iter().map(|(name, _)| name.as_str().into()), None, now);
-    links.handle_timeout(now, &ClientState::new(majority), &mut NotRandom);
+    links.handle_timeout(now, &ClientState::new(majority), &mut SystemRandom);
     while let Some(action) = links.poll() {
         let LinkAction::Connect { node, connection } = action else { continue };
         match &answers[node].1 {
@@ -212,19 +211,6 @@ fn why_not_asked(answers: &[Answer]) -> Vec<Option<NodeError>> {
         }
     }
     links.health().into_iter().map(|health| health.error).collect()
-}
-
-/// Only pauses between attempts to connect are random, and no such pause happens here.
-struct NotRandom;
-
-impl Random for NotRandom {
-    fn bits(&mut self) -> Option<u128> {
-        None
-    }
-
-    fn below(&mut self, _end: u64) -> u64 {
-        0
-    }
 }
 
 #[cfg(test)]
