@@ -38,7 +38,11 @@ fn subcommands_end_in_time_and_name_the_nodes_that_hang() {
         &format!("{healthy}: connected, and votes once enough of the other nodes are connected");
     for (words, expected, shown) in [
         (&["run", "k", "-n", "-c", "echo ran"][..], 122, [silent, healthy_awaits]),
-        (&["run", "k", "--wait", "1s", "-c", "echo ran"], 122, [silent, healthy_awaits]),
+        (
+            &["run", "k", "--wait", "1s", "-E", "99", "-c", "echo ran"],
+            122,
+            [silent, healthy_awaits],
+        ),
         (
             &["run", "k", "-n", "--node-timeout", "500ms", "-c", "echo ran"],
             122,

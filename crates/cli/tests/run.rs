@@ -126,16 +126,6 @@ fn permanent_errors_give_exit_code_125_in_every_subcommand() {
 }
 
 #[test]
-fn missing_majority_gives_exit_code_122_and_not_the_conflict_code() {
-    let abstaining = Nodes::start_with(3, |_, node| node.arg("lock.rejoin-delay", 60_000)).unwrap();
-    let options = ["--wait", "100ms", "-E", "99"];
-    let output = run_script(&abstaining, &options, "echo ran").output().unwrap();
-    assert_error(&output, 122, "no majority of the nodes agreed");
-    assert_contains(stderr(&output), "abstains");
-    assert_eq!(stdout(&output), "");
-}
-
-#[test]
 fn verbose_run_says_when_the_lock_was_acquired_and_released() {
     let mut nodes = Nodes::start(3);
     let verbose = [&LONG_NODE_TIMEOUT[..], &["--verbose"]].concat();
