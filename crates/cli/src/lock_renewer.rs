@@ -81,9 +81,13 @@ impl LockRenewer {
             }
             Some(LockCheck::Revoked) => {
                 self.is_revoked = true;
-                let on = self.error.as_ref().map(revoked_on).unwrap_or_default();
+                let on = match &self.error {
+                    Some(ExtendError::Revoked { nodes }) => revoked_nodes(nodes).collect(),
+                    _ => Vec::new(),
+                };
+                let on = on.join(", ");
                 say_in_background(format!(
-                    "an operator revoked the lock{on}: it ends in {left}, and the command is stopped before that"
+                    "an operator revoked the lock on {on}: it ends in {left}, and the command is stopped before that"
                 ));
             }
             Some(LockCheck::Lost) => return CheckResult::Lost,
@@ -112,13 +116,6 @@ impl LockRenewer {
     pub(crate) async fn release(self) -> Result<Released, ReleaseError> {
         self.lock.release().await
     }
-}
-
-/// Names the nodes that reported a revocation: ` on a, b`.
-fn revoked_on(error: &ExtendError) -> String {
-    let ExtendError::Revoked { nodes } = error else { return String::new() };
-    let names: Vec<_> = revoked_nodes(nodes).collect();
-    format!(" on {}", names.join(", "))
 }
 
 pub(crate) fn revoked_nodes(nodes: &NodeAnswers) -> impl Iterator<Item = &str> {

@@ -54,7 +54,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Free => "free",
             Self::Held | Self::Revoked => "held",
@@ -126,8 +126,13 @@ impl<'a> Summary<'a> {
         match (self.verdict, self.held) {
             (Verdict::Held | Verdict::Revoked, Some(held)) => {
                 let revoked = if self.verdict == Verdict::Revoked { ", revoked" } else { "" };
-                let (by, on) = (held_by(held), held.nodes.len());
-                format!("{by} on {on} of {} nodes{revoked}", self.nodes)
+                let by = match held.mode {
+                    LockMode::Shared => {
+                        format!("shared by {}", with_plural(held.holders, "client"))
+                    }
+                    _ => format!("held by {}", output::owner(held.owner.as_deref())),
+                };
+                format!("{by} on {} of {} nodes{revoked}", held.nodes.len(), self.nodes)
             }
             (Verdict::Free, _) => "free".to_owned(),
             (Verdict::Foreign, _) => "taken by a program that uses SET".to_owned(),
@@ -184,7 +189,8 @@ pub(crate) fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -
     if let Some(held) = summary.held {
         let fact = |name: &str, value: String| vec![format!("  {name}"), value];
         if summary.is_shared() {
-            facts.push(fact("holders", holders(held)));
+            let names = held.owners.iter().map(|owner| output::owner(owner.as_deref()));
+            facts.push(fact("holders", number_and_names(held.holders, names)));
         }
         facts.push(fact("fence", held.fence.to_string()));
         if let Some(since) = summary.held_for {
@@ -208,22 +214,15 @@ pub(crate) fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -
     lines
 }
 
-/// Describes the holders: `held by web-1`, `shared by 3 clients`.
-fn held_by(held: &HeldLock) -> String {
-    match held.mode {
-        LockMode::Shared => format!("shared by {}", with_plural(held.holders, "client")),
-        _ => format!("held by {}", output::owner(held.owner.as_deref())),
-    }
-}
-
-fn holders(held: &HeldLock) -> String {
-    let labels = held.owners.iter().map(|owner| output::owner(owner.as_deref()));
-    number_and_names(held.holders, labels)
-}
-
 /// Lists the waiters that a node names, after the number of all waiters.
 pub(crate) fn waiters_text(all: u64, queue: &[&WaiterInfo]) -> String {
-    number_and_names(all, queue.iter().map(|waiter| waiter_text(waiter)))
+    let name = |waiter: &&WaiterInfo| {
+        let owner = output::owner(waiter.owner.as_deref());
+        let address =
+            waiter.address.as_ref().map(|address| format!(" ({})", escape_short(address)));
+        owner + &address.unwrap_or_default()
+    };
+    number_and_names(all, queue.iter().map(name))
 }
 
 /// Formats a number of clients and the known names: `3: web-1, web-2 and 1 more`.
@@ -232,14 +231,6 @@ fn number_and_names(all: u64, names: impl Iterator<Item = String>) -> String {
     let hidden = all.saturating_sub(names.len() as u64);
     let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
     format!("{all}: {}{more}", names.join(", "))
-}
-
-fn waiter_text(waiter: &WaiterInfo) -> String {
-    let owner = output::owner(waiter.owner.as_deref());
-    match &waiter.address {
-        Some(address) => format!("{owner} ({})", escape_short(address)),
-        None => owner,
-    }
 }
 
 fn node_rows(inspection: &Inspection) -> Vec<Vec<String>> {

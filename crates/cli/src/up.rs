@@ -78,7 +78,16 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     );
     let binary = args.server.map_or_else(find_server_binary, Ok)?;
     let module = match args.module {
-        Some(module) => check_module(module)?,
+        Some(module) => {
+            ensure!(
+                module.is_file(),
+                "--module names {}, which is not a file: the package quorlock-module installs \
+                 /usr/lib/quorlock/libquorlock.so, and `cargo build --release -p quorlock` leaves \
+                 it in target/release/libquorlock.so",
+                module.display()
+            );
+            module
+        }
         None => module_path().context(
             "there is no module to load: name one with --module (`quorlock up --help` lists where quorlock looks for it)",
         )?,
@@ -178,17 +187,6 @@ impl Directory {
         // -1 restores the module's default: a node that has run before may have forgotten locks.
         if self.has_node(index) { node.arg("lock.rejoin-delay", -1) } else { node }
     }
-}
-
-fn check_module(module: PathBuf) -> anyhow::Result<PathBuf> {
-    ensure!(
-        module.is_file(),
-        "--module names {}, which is not a file: the package quorlock-module installs \
-         /usr/lib/quorlock/libquorlock.so, and `cargo build --release -p quorlock` leaves it in \
-         target/release/libquorlock.so",
-        module.display()
-    );
-    Ok(module)
 }
 
 /// Prints a message. Ignores write errors: standard error may be closed.

@@ -55,12 +55,10 @@ impl Lock {
         };
         let state = match summary.verdict {
             Verdict::Held if summary.is_shared() => "shared",
-            Verdict::Held => "held",
             Verdict::Revoked => "revoked",
-            Verdict::Foreign => "foreign",
+            // The lock is listed because a minority has a lease on its key.
             Verdict::Free => "minority",
-            Verdict::NoMajority => "unknown",
-            Verdict::Divided => "divided",
+            verdict => verdict.name(),
         };
         Self {
             name: escape_short(&listed.key),
