@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use crate::common::*;
-use quorlock_testkit::{Nodes, ReservedPort, Server};
+use quorlock_testkit::{Nodes, ReservedPort};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -239,8 +239,8 @@ const TRUSTED: [(&str, &str); 3] =
 /// Nodes that speak TLS and require a certificate. Their own certificate is the authority, too.
 struct TlsNodes {
     folder: TempDir,
-    ports: Vec<ReservedPort>,
-    _servers: Vec<Server>,
+    ports: [ReservedPort; 3],
+    _nodes: Nodes,
 }
 
 impl TlsNodes {
@@ -250,23 +250,18 @@ impl TlsNodes {
         fs::write(folder.path().join("ca.pem"), made.cert.pem()).unwrap();
         fs::write(folder.path().join("node.pem"), made.cert.pem()).unwrap();
         fs::write(folder.path().join("node.key"), made.signing_key.serialize_pem()).unwrap();
-        let mut ports = Vec::new();
-        let mut servers = Vec::new();
-        for _ in 0..3 {
-            let port = ReservedPort::new(None).unwrap();
-            let file = |name: &str| folder.path().join(name).display().to_string();
-            let server = Server::with_module()
-                .arg("tls-port", port.number())
+        let file = |name: &str| folder.path().join(name).display().to_string();
+        let ports = [(); 3].map(|()| ReservedPort::new(None).unwrap());
+        let nodes = Nodes::start_with(3, |index, node| {
+            node.arg("tls-port", ports[index].number())
                 .arg("tls-cert-file", file("node.pem"))
                 .arg("tls-key-file", file("node.key"))
                 .arg("tls-ca-cert-file", file("ca.pem"))
                 .arg("tls-auth-clients", "yes")
-                .start()
-                .unwrap_or_else(|error| panic!("this test needs a server with TLS: {error}"));
-            servers.push(server);
-            ports.push(port);
-        }
-        Self { folder, ports, _servers: servers }
+        });
+        let nodes =
+            nodes.unwrap_or_else(|error| panic!("this test needs a server with TLS: {error}"));
+        Self { folder, ports, _nodes: nodes }
     }
 
     fn file(&self, name: &str) -> PathBuf {
