@@ -6,37 +6,27 @@ use crate::common::*;
 use quorlock_testkit::Nodes;
 use serde_json::Value;
 
-fn inspect(nodes: &Nodes, words: &[&str]) -> Output {
-    on(nodes, "inspect").args(words).output().unwrap()
+/// The output of this subcommand and its arguments.
+fn output_of(nodes: &Nodes, words: &[&str]) -> Output {
+    on(nodes, words[0]).args(&words[1..]).output().unwrap()
 }
 
-fn list(nodes: &Nodes, words: &[&str]) -> Output {
-    on(nodes, "list").args(words).output().unwrap()
-}
-
-/// Inspects the lock `k` until standard output begins with this text.
+/// Runs this subcommand until standard output contains this text.
 #[track_caller]
-fn until_inspected(nodes: &Nodes, start: &str) -> Output {
+fn until_shown(nodes: &Nodes, words: &[&str], text: &str) -> Output {
+    let mut command = on(nodes, words[0]);
+    output_until(command.args(&words[1..]), |output| stdout(output).contains(text))
+}
+
+/// Inspects the lock `k` until the JSON is right, and returns it.
+#[track_caller]
+fn until_json(nodes: &Nodes, words: &[&str], is_right: impl Fn(&Value) -> bool) -> (Value, Output) {
     let mut inspect = on(nodes, "inspect");
-    output_until(inspect.arg("k"), |output| stdout(output).starts_with(start))
-}
-
-/// Inspects the lock `k` until the JSON is right.
-#[track_caller]
-fn until_json(nodes: &Nodes, words: &[&str], is_right: impl Fn(&Value) -> bool) -> Output {
-    let mut inspect = on(nodes, "inspect");
-    inspect.args(["k", "--json"]).args(words);
-    output_until(&mut inspect, |output| {
-        // Standard output is empty when no node answers in time.
-        let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-        is_right(&json)
-    })
-}
-
-/// Lists the locks until standard output contains this text.
-#[track_caller]
-fn until_listed(nodes: &Nodes, text: &str) -> Output {
-    output_until(&mut on(nodes, "list"), |output| stdout(output).contains(text))
+    // Standard output is empty when no node answers in time.
+    let json = |output: &Output| serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let output =
+        output_until(inspect.args(["k", "--json"]).args(words), |output| is_right(&json(output)));
+    (json(&output), output)
 }
 
 /// Options of `quorlock acquire`.
@@ -55,24 +45,24 @@ fn agreeing_nodes() -> Nodes {
 #[test]
 fn key_that_is_free_foreign_or_on_a_minority_is_shown_as_such() {
     let nodes = Nodes::start(3);
-    let output = inspect(&nodes, &["k"]);
+    let output = output_of(&nodes, &["inspect", "k"]);
     assert_eq!(code(output.status), 123);
     let text = stdout(&output);
     assert!(text.starts_with("k: free\n"), "{text}");
     assert!(text.ends_with("asks for the lock acquires it.\n"), "{text}");
     assert_eq!(text.lines().count(), 6, "{text}");
-    let output = inspect(&nodes, &["k", "--json"]);
+    let output = output_of(&nodes, &["inspect", "k", "--json"]);
     assert_eq!((code(output.status), &json(&output)["state"]), (123, &"free".into()));
 
     nodes.iter().for_each(|node| exec(node, &["SET", "k", "v", "PX", "60000"]));
-    let output = inspect(&nodes, &["k"]);
+    let output = output_of(&nodes, &["inspect", "k"]);
     assert_ok(&output);
     assert_contains(stdout(&output), "k: taken by a program that uses SET\n");
-    assert_eq!(json(&inspect(&nodes, &["k", "--json"]))["state"], "foreign");
-    assert_eq!(stdout(&list(&nodes, &[])).lines().count(), 1, "the key is no lock");
+    assert_eq!(json(&output_of(&nodes, &["inspect", "k", "--json"]))["state"], "foreign");
+    assert_eq!(stdout(&output_of(&nodes, &["list"])).lines().count(), 1, "the key is no lock");
 
     exec(&nodes[0], &["LOCK.ACQUIRE", "l", "t", "60000"]);
-    until_listed(&nodes, "on a minority of the nodes only");
+    until_shown(&nodes, &["list"], "on a minority of the nodes only");
 }
 
 #[test]
@@ -82,9 +72,9 @@ fn held_lock_has_an_owner_a_fence_times_and_waiters() {
     wait_until_all_hold(&nodes);
     let waiter = start_script(&nodes, &["--owner", "\u{1b}[31mweb-4"], ":");
     let is_owner = |node: &Value| node["owner"] == "web-3";
-    let lock = json(&until_json(&nodes, &[], |lock| {
+    let (lock, _) = until_json(&nodes, &[], |lock| {
         lock["waiters"] == 1 && lock["nodes"].as_array().unwrap().iter().all(is_owner)
-    }));
+    });
     assert_eq!(
         (&lock["state"], &lock["owner"], &lock["revoked"]),
         (&"held".into(), &"web-3".into(), &false.into())
@@ -109,56 +99,43 @@ fn shared_lock_is_shown_with_every_holder() {
     let nodes = agreeing_nodes();
     let owners = ["web-1", "web-2", "web-3"];
     let holders = owners.map(|owner| Holder::start(&nodes, &["--shared", "--owner", owner]));
-    let lock = json(&until_json(&nodes, &[], |lock| {
+    let (lock, _) = until_json(&nodes, &[], |lock| {
         lock["holders"] == 3
             && lock["nodes"].as_array().unwrap().iter().all(|node| node["holders"] == 3)
-    }));
+    });
     assert_eq!((&lock["mode"], &lock["holders"]), (&"shared".into(), &3.into()));
     assert_eq!(lock["owners"], serde_json::json!(owners));
-    let output = until_inspected(&nodes, "k: shared by 3 clients on 3 of 3 nodes\n");
+    let output = until_shown(&nodes, &["inspect", "k"], "k: shared by 3 clients on 3 of 3 nodes\n");
     let text = stdout(&output);
     assert!(text.contains("  holders  3: web-1, web-2, web-3\n"), "{text}");
     assert!(text.contains("web-1 +2"), "{text}");
-    until_listed(&nodes, "shared by 3 clients on 3 of 3");
+    until_shown(&nodes, &["list"], "shared by 3 clients on 3 of 3");
     holders.into_iter().for_each(Holder::release);
-}
-
-/// Inspects the semaphore `k` until the JSON is right. Returns it, the exit code, and standard
-/// error.
-#[track_caller]
-fn semaphore(
-    nodes: &Nodes,
-    permits: &str,
-    is_right: impl Fn(&Value) -> bool,
-) -> (Value, i32, String) {
-    let output = until_json(nodes, &["--permits", permits], is_right);
-    (json(&output), code(output.status), stderr(&output).to_owned())
 }
 
 #[test]
 fn semaphore_is_shown_as_a_whole() {
     let nodes = agreeing_nodes();
     let is_free = |slot: &Value| slot["state"] == "free";
-    let (free, exit_code, _) = semaphore(&nodes, "2", |free| {
+    let permits = ["--permits", "2"];
+    let (free, output) = until_json(&nodes, &permits, |free| {
         free["slots"].as_array().is_some_and(|slots| slots.iter().all(is_free))
     });
-    assert_eq!((&free["held"], exit_code), (&0.into(), 123));
+    assert_eq!((&free["held"], code(output.status)), (&0.into(), 123));
     let options = |owner| ["--permits", "2", "--owner", owner];
     let holders = ["web-1", "web-2"].map(|owner| Holder::start(&nodes, &options(owner)));
     let waiter = start_script(&nodes, &options("web-3"), ":");
-    let (shown, exit_code, said) =
-        semaphore(&nodes, "2", |shown| shown["waiters"] == 1 && shown["held"] == 2);
-    assert_eq!((exit_code, &*said), (0, ""));
+    let (shown, output) =
+        until_json(&nodes, &permits, |shown| shown["waiters"] == 1 && shown["held"] == 2);
+    assert_eq!((code(output.status), stderr(&output)), (0, ""));
     assert_eq!(shown["permits"], 2);
     assert_eq!(shown["queue"][0]["owner"], "web-3");
     let mut owners: Vec<_> = (0..2).map(|slot| shown["slots"][slot]["owner"].as_str()).collect();
     owners.sort_unstable();
     assert_eq!(owners, [Some("web-1"), Some("web-2")]);
-    let output = output_until(on(&nodes, "inspect").args(["k", "--permits", "2"]), |output| {
-        stdout(output).starts_with("k: 2 of 2 permits held\n  waiting  1: web-3 (")
-    });
-    let text = stdout(&output);
-    assert!(text.contains("1     k:01  held by web-"), "{text}");
+    let start = "k: 2 of 2 permits held\n  waiting  1: web-3 (";
+    let output = until_shown(&nodes, &["inspect", "k", "--permits", "2"], start);
+    assert_contains(stdout(&output), "1     k:01  held by web-");
     drop(waiter);
     holders.into_iter().for_each(Holder::release);
 }
@@ -167,11 +144,12 @@ fn semaphore_is_shown_as_a_whole() {
 fn larger_number_of_permits_is_noticed() {
     let nodes = agreeing_nodes();
     let holders = [(); 3].map(|()| Holder::start(&nodes, &["--permits", "3"]));
-    let (_, _, said) =
-        semaphore(&nodes, "2", |shown| shown["held"] == 3 && shown["larger_permits"] == 3);
-    assert!(said.contains("another client gives k at least 3 permits"), "{said}");
-    let (shown, _, said) = semaphore(&nodes, "3", |shown| shown["held"] == 3);
-    assert_eq!((&shown["larger_permits"], &*said), (&Value::Null, ""));
+    let (_, output) = until_json(&nodes, &["--permits", "2"], |shown| {
+        shown["held"] == 3 && shown["larger_permits"] == 3
+    });
+    assert_contains(stderr(&output), "another client gives k at least 3 permits");
+    let (shown, output) = until_json(&nodes, &["--permits", "3"], |shown| shown["held"] == 3);
+    assert_eq!((&shown["larger_permits"], stderr(&output)), (&Value::Null, ""));
     // `quorlock run` warns, too, when the semaphore is full.
     let waiting = start_script(&nodes, &["--permits", "2"], ":");
     assert!(waiting.error_line().contains("at least 3 permits"));
@@ -185,7 +163,7 @@ fn revoked_lock_is_shown_as_revoked() {
     acquire_everywhere(&nodes, &KEPT);
     let revoke = |count: usize, start: &str| {
         nodes.iter().take(count).for_each(|node| exec(node, &["LOCK.REVOKE", "k"]));
-        let output = until_inspected(&nodes, start);
+        let output = until_shown(&nodes, &["inspect", "k"], start);
         assert_eq!(code(output.status), 0);
         stdout(&output).to_owned()
     };
@@ -202,20 +180,20 @@ fn node_that_is_down_is_named_with_the_reason() {
     let mut nodes = agreeing_nodes();
     acquire_everywhere(&nodes, &KEPT);
     nodes[1].kill();
-    let output = until_inspected(&nodes, "k: held by web-1 on 2 of 3 nodes");
+    let output = until_shown(&nodes, &["inspect", "k"], "k: held by web-1 on 2 of 3 nodes");
     assert_ok(&output);
     assert_contains(stdout(&output), "not connected");
     until_json(&nodes, &[], |lock| lock["nodes"][1]["error"].is_string());
-    let listed = until_listed(&nodes, "held by web-1 on 2 of 3 nodes");
+    let listed = until_shown(&nodes, &["list"], "held by web-1 on 2 of 3 nodes");
     assert_eq!(code(listed.status), 0);
     assert_contains(stderr(&listed), "may lack locks");
 
     nodes[2].kill();
-    let output = until_inspected(&nodes, "k: unknown: too few nodes answered");
+    let output = until_shown(&nodes, &["inspect", "k"], "k: unknown: too few nodes answered");
     assert_eq!(code(output.status), 122);
-    assert_eq!(code(list(&nodes, &[]).status), 122);
+    assert_eq!(code(output_of(&nodes, &["list"]).status), 122);
     nodes[0].kill();
-    for output in [inspect(&nodes, &["k"]), list(&nodes, &[])] {
+    for output in [output_of(&nodes, &["inspect", "k"]), output_of(&nodes, &["list"])] {
         assert_error(&output, 122, "no node");
         assert_eq!(stdout(&output), "");
     }
@@ -224,13 +202,13 @@ fn node_that_is_down_is_named_with_the_reason() {
 #[test]
 fn locks_are_listed_in_the_order_of_their_keys() {
     let nodes = agreeing_nodes();
-    let empty = list(&nodes, &[]);
+    let empty = output_of(&nodes, &["list"]);
     assert_eq!((code(empty.status), stdout(&empty).lines().count()), (0, 1));
     for key in ["orders/9", "a\u{1b}]0;x\u{7}", "orders/10", "zoo"] {
         acquire(&nodes, key);
     }
     let keys = |words: &[&str]| {
-        let output = list(&nodes, words);
+        let output = output_of(&nodes, &[&["list"], words].concat());
         assert_ok(&output);
         let lines = stdout(&output).lines().skip(1);
         let keys = lines.map(|line| line.split("  ").next().unwrap().to_owned());
@@ -243,7 +221,7 @@ fn locks_are_listed_in_the_order_of_their_keys() {
     let (first, said) = keys(&["--limit", "2"]);
     assert_eq!(first, [escaped, "orders/10"]);
     assert!(said.contains("only the first 2 locks are listed: raise --limit"), "{said}");
-    let output = list(&nodes, &["orders/*", "--json", "--limit", "1"]);
+    let output = output_of(&nodes, &["list", "orders/*", "--json", "--limit", "1"]);
     let all = json(&output);
     assert_eq!((&all["truncated"], all["locks"].as_array().unwrap().len()), (&true.into(), 1));
     let lock = &all["locks"][0];
