@@ -289,18 +289,3 @@ fn is_usual(error: &AcquireError) -> bool {
         error => matches!(error, AcquireError::Held { .. }),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn seconds_may_be_fractions_and_are_never_negative() {
-        assert_eq!(seconds("0"), Ok(Duration::ZERO));
-        assert_eq!(seconds("10"), Ok(Duration::from_secs(10)));
-        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
-        for invalid in ["", "-1", "1s", "NaN", "inf", "1e30"] {
-            assert!(seconds(invalid).is_err(), "{invalid}");
-        }
-    }
-}

@@ -296,15 +296,6 @@ mod tests {
     }
 
     #[test]
-    fn further_lines_of_a_message_are_indented() {
-        let text = "no node answered:\na: \u{1b}[2J\nquorlock: all is well";
-        assert_eq!(
-            escape_lines(text),
-            "no node answered:\n  a: \\u{1b}[2J\n  quorlock: all is well"
-        );
-    }
-
-    #[test]
     fn json_cannot_control_the_terminal() {
         let text = "\u{1b}[2J \u{202e} \u{9b} \u{e0041} ü \" \\ \n";
         let shown = json(&text.into());

@@ -330,7 +330,7 @@ fn help_names_exit_codes_and_environment_variables() {
 const SEPARATOR: &str = "write `--` before the command";
 
 /// A line for the shell, in which no node can be reached, and a part of standard error.
-const WRONG: [(&str, &str); 41] = [
+const WRONG: [(&str, &str); 43] = [
     ("quorlock run k echo hi", SEPARATOR),
     ("quorlock run -n k echo -n", SEPARATOR),
     ("quorlock run k --ttl 5s true", SEPARATOR),
@@ -340,6 +340,8 @@ const WRONG: [(&str, &str); 41] = [
     ("quorlock run k", "--help"),
     ("quorlock walk", "--help"),
     ("quorlock run '' -c true", "needs a name"),
+    ("quorlock run k -c true -w 1s", "such as 10 or 0.5"),
+    ("quorlock run k -c true -w=-1", "a number of seconds from 0 up"),
     ("quorlock run k -c true --ttl 0", "ttl"),
     ("quorlock run k -c true --ttl 1ms", "at least 100ms"),
     ("quorlock run k -c true --node-timeout 2s", "--node-timeout must be"),

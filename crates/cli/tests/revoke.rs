@@ -28,14 +28,8 @@ fn revoke(nodes: &Nodes, options: &[&str]) -> Running {
 /// Waits until a line of standard error has this text.
 #[track_caller]
 fn wait_for_message(running: &Running, text: &str) {
-    let mut said = Vec::new();
-    while let Some(line) = running.stderr.next() {
-        if line.contains(text) {
-            return;
-        }
-        said.push(line);
-    }
-    panic!("{text:?} was not said: {said:#?}");
+    let mut said = iter::from_fn(|| running.stderr.next());
+    assert!(said.any(|line| line.contains(text)), "{text:?} was not said");
 }
 
 #[track_caller]

@@ -250,7 +250,7 @@ fn loss_during_the_hold_or_at_the_end_is_reported_and_changes_no_exit_code() {
 }
 
 #[test]
-fn signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
+fn signal_is_passed_on_and_the_lock_kept_until_the_command_ends() {
     let nodes = Nodes::start(3);
     for (signal, name, expected) in [
         (Signal::TERM, "TERM", 3),
@@ -258,31 +258,20 @@ fn signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
         (Signal::HUP, "HUP", 5),
         (Signal::USR1, "USR1", 6),
     ] {
-        let script = format!("trap 'echo {name}; exit {expected}' {name}; echo started; read go");
+        let script = format!(
+            "trap 'echo {name}' {name}; echo started; while ! read go; do :; done; exit {expected}"
+        );
         let running = start_script(&nodes, &LONG_NODE_TIMEOUT, &script);
         assert_eq!(running.line(), "started");
         running.signal(signal);
+        assert_eq!(running.line(), name);
+        let mut second = run_script(&nodes, &["--wait", "300ms"], "echo ran");
+        assert_not_acquired(&second.output().unwrap());
+        running.say("go");
         let output = running.wait_for_end();
-        assert_eq!((code(output.status), stdout(&output).trim_end()), (expected, name));
-        assert_eq!(stderr(&output), "");
+        assert_eq!((code(output.status), stdout(&output), stderr(&output)), (expected, "", ""));
         assert_eq!(nodes_holding(&nodes), 0);
     }
-}
-
-#[test]
-fn command_that_survives_a_signal_keeps_its_lock() {
-    let nodes = Nodes::start(3);
-    let script = "trap 'echo reloaded' HUP; echo started; while ! read go; do :; done; echo done";
-    let running = start_script(&nodes, &LONG_NODE_TIMEOUT, script);
-    assert_eq!(running.line(), "started");
-    running.signal(Signal::HUP);
-    assert_eq!(running.line(), "reloaded");
-    let mut second = run_script(&nodes, &["--wait", "500ms"], "echo ran");
-    assert_not_acquired(&second.output().unwrap());
-    running.say("go");
-    let output = running.wait_for_end();
-    assert_eq!((code(output.status), stdout(&output)), (0, "done\n"));
-    assert_eq!(nodes_holding(&nodes), 0);
 }
 
 #[test]
