@@ -84,6 +84,9 @@ fn option_comes_before_environment_and_environment_before_files() {
     let folder = Folder::new(Nodes::start(3));
     folder.write_config("quorlock.toml", "");
     folder.write("bad.toml", &format!("nodes = ['{NO_SERVER}']"));
+    folder.write("password", PASSWORD);
+    folder.write("other.toml", &format!("nodes = ['{NO_SERVER}']\n{CREDENTIALS}"));
+    folder.write_config("f.toml", CREDENTIALS);
     folder.check(&[
         ("XDG_CONFIG_HOME=$PWD ./run", 0, ""),
         ("QUORLOCK_CONFIG=quorlock.toml ./run", 0, ""),
@@ -95,6 +98,9 @@ fn option_comes_before_environment_and_environment_before_files() {
         ("QUORLOCK_NODES=$DOWN ./run --nodes $NODES", 0, ""),
         // The nodes of the environment come before those of the file.
         ("QUORLOCK_NODES=$DOWN ./run --config quorlock.toml", 122, NOT_CONNECTED),
+        // The password of a file goes to the nodes of that file only, and these have none.
+        ("QUORLOCK_CONFIG=other.toml QUORLOCK_NODES=$NODES ./run", 0, ""),
+        ("QUORLOCK_CONFIG=f.toml ./run", 125, "WRONGPASS"),
     ]);
     let script = "echo ${QUORLOCK_NODES-none} ${QUORLOCK_PASSWORD-none} $QUORLOCK_KEY";
     let output = folder
@@ -161,19 +167,6 @@ fn user_and_password_come_from_files_environment_or_options() {
         ("QUORLOCK_NODES=redis://:s3cret@127.0.0.1:1 ./run --help", 0, ""),
         ("QUORLOCK_NODES=redis://:s3cret/@127.0.0.1 ./run", 125, "redis://"),
         ("./run --nodes :s3cret@127.0.0.1:x", 125, "invalid port"),
-    ]);
-}
-
-/// The nodes that an option or a variable names must not receive the password of a file.
-#[test]
-fn password_of_a_file_goes_to_the_nodes_of_that_file_only() {
-    let folder = Folder::new(Nodes::start(3));
-    folder.write("password", PASSWORD);
-    folder.write("other.toml", &format!("nodes = ['{NO_SERVER}']\n{CREDENTIALS}"));
-    folder.write_config("f.toml", CREDENTIALS);
-    folder.check(&[
-        ("QUORLOCK_CONFIG=other.toml QUORLOCK_NODES=$NODES ./run", 0, ""),
-        ("QUORLOCK_CONFIG=f.toml ./run", 125, "WRONGPASS"),
     ]);
 }
 

@@ -159,10 +159,11 @@ fn checks(urls: &[String], options: &[&str]) -> (Vec<String>, i32) {
     (checks, code(output.status))
 }
 
-/// The user of docs/operations/security.md, with only the rights for locks.
+/// The user of docs/operations/security.md has only the rights for locks.
 #[test]
-fn user_of_the_documentation_has_all_rights() {
-    let nodes = healthy();
+fn healthy_fleet_and_the_documented_user_have_no_findings() {
+    // With a short max-ttl, the nodes abstain for a short time.
+    let nodes = nodes_with(|_, node| node.arg("lock.max-ttl", 1000).arg("lock.rejoin-delay", -1));
     let page = include_str!("../../../docs/operations/security.md");
     let line = page.lines().find(|line| line.starts_with("user locker on")).unwrap();
     for node in &nodes {
@@ -170,20 +171,10 @@ fn user_of_the_documentation_has_all_rights() {
         redis::cmd("ACL").arg("SETUSER").arg(words).exec(&mut node.connection()).unwrap();
     }
     let urls = urls_with(&nodes, "user=locker&pass=a-long-password");
-    assert_eq!(checks(&urls, &["--lock", "orders/1"]), (vec![], 1));
-}
-
-#[test]
-fn healthy_fleet_has_no_findings() {
-    // With a short max-ttl, the nodes abstain for a short time.
-    let nodes = nodes_with(|_, node| node.arg("lock.max-ttl", 1000).arg("lock.rejoin-delay", -1));
-    let mut last = String::new();
-    eventually(PATIENCE, "all nodes vote", || {
-        let output = doctor(&nodes.urls(), &["--ttl", "1s"]);
-        last = stdout(&output).to_owned();
-        code(output.status) == 0
-    });
-    assert_eq!(last, "Nothing was found. 3 of 3 nodes vote.\n");
+    let mut doctor = on_urls(&urls, "doctor");
+    doctor.args(["--ttl", "1s", "--lock", "orders/1"]);
+    let output = output_until(&mut doctor, |output| code(output.status) == 0);
+    assert_eq!(stdout(&output), "Nothing was found. 3 of 3 nodes vote.\n");
 }
 
 #[test]
