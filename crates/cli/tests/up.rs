@@ -65,7 +65,7 @@ fn stop(up: Running) -> String {
 }
 
 #[test]
-fn kept_nodes_keep_their_data_and_abstain_after_a_restart() {
+fn kept_nodes_belong_to_one_program_and_abstain_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("nodes");
     let (up, nodes) = up_in(&folder);
@@ -79,6 +79,8 @@ fn kept_nodes_keep_their_data_and_abstain_after_a_restart() {
         (code(output.status), stderr(&output).to_owned())
     };
     assert_eq!(run(&nodes).0, 0);
+    let second = quorlock().args(["up", "-n", "1", "--keep"]).arg(&folder).output().unwrap();
+    assert_error(&second, 125, "another `quorlock up`");
     assert!(!stop(up).contains("forgotten"));
 
     let (up, nodes) = up_in(&folder);
@@ -89,16 +91,6 @@ fn kept_nodes_keep_their_data_and_abstain_after_a_restart() {
     assert!(error.contains("no majority of the nodes agreed: "), "{error}");
     assert!(error.contains("abstains"), "{error}");
     assert!(stop(up).contains("may have forgotten locks"));
-}
-
-#[test]
-fn folder_is_used_by_one_program_at_a_time() {
-    let folder = tempfile::tempdir().unwrap();
-    let (up, _) = up_in(folder.path());
-    let output = quorlock().args(["up", "-n", "1", "--keep"]).arg(folder.path()).output().unwrap();
-    assert_error(&output, 125, "another `quorlock up`");
-    stop(up);
-    stop(up_in(folder.path()).0);
 }
 
 #[test]
