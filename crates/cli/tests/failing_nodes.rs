@@ -3,7 +3,6 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,15 +17,6 @@ fn two_hung_nodes() -> Nodes {
     let nodes = Nodes::start_with(3, |_, node| node.tcp()).unwrap();
     nodes.iter().take(2).for_each(Server::pause);
     nodes
-}
-
-#[track_caller]
-fn output_in_time(command: &mut Command) -> Output {
-    let started = Instant::now();
-    let output = command.output().unwrap();
-    let took = started.elapsed();
-    assert!(took < AT_MOST, "{took:?}: {}{}", stdout(&output), stderr(&output));
-    output
 }
 
 #[test]
@@ -57,8 +47,11 @@ fn subcommands_end_in_time_and_name_the_nodes_that_hang() {
         let mut command = on(&nodes, words[0]);
         command.args(&words[1..]);
         eventually(PATIENCE, "each node is named", || {
-            let output = output_in_time(&mut command);
+            let started = Instant::now();
+            let output = command.output().unwrap();
+            let took = started.elapsed();
             let text = [stdout(&output), stderr(&output)].concat();
+            assert!(took < AT_MOST, "{took:?}: {text}");
             assert_eq!(code(output.status), expected, "{words:?}: {text}");
             assert!(!text.contains("ran\n"), "{words:?}: {text}");
             shown.iter().all(|part| text.contains(*part))

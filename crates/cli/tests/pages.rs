@@ -43,18 +43,23 @@ fn run_block(block: &str, nodes: &str) -> Output {
 }
 
 #[test]
-fn shell_blocks_run_as_they_are_shown() {
+fn shell_blocks_run_as_they_are_shown_on_the_nodes_of_quorlock_up() {
     let help = help(&["acquire"]);
     let (_, example) = help.split_once("Example:\n").unwrap();
     let example = example.split("\n\n").next().unwrap();
-    for scripts in [scripts(README), scripts(GETTING_STARTED), vec![example]] {
-        let nodes = Nodes::start(3);
+    for page in [README, GETTING_STARTED] {
+        let up = blocks(page, "sh").into_iter().find(|block| block.starts_with("quorlock up"));
+        let arguments = up.unwrap().split('#').next().unwrap().split_whitespace().skip(1);
+        let up = Running::start(quorlock().args(arguments));
+        let nodes = up.nodes();
+        let scripts = scripts(page);
         assert!(!scripts.is_empty());
-        for block in scripts {
-            let nodes = nodes.urls().join(",");
+        for block in scripts.into_iter().chain([example]) {
             let output = output_retried_on_122(|| run_block(block, &nodes));
             assert_eq!(code(output.status), 0, "{block}{}", stderr(&output));
         }
+        up.signal(Signal::INT);
+        assert_eq!(code(up.wait_for_end().status), 0);
     }
 }
 
@@ -82,20 +87,6 @@ fn cron_file_runs_its_job_with_the_nodes_of_the_system_file() {
     let output = output_retried_on_122(|| cron.output().unwrap());
     assert_eq!(code(output.status), 0, "{block}{}", stderr(&output));
     assert_eq!((stdout(&output), stderr(&output)), ("the report\n", ""), "{block}");
-}
-
-#[test]
-fn nodes_of_quorlock_up_run_the_first_command() {
-    for page in [README, GETTING_STARTED] {
-        let up = blocks(page, "sh").into_iter().find(|block| block.starts_with("quorlock up"));
-        let arguments = up.unwrap().split('#').next().unwrap().split_whitespace().skip(1);
-        let up = Running::start(quorlock().args(arguments));
-        let nodes = up.nodes();
-        let output = output_retried_on_122(|| run_block(scripts(page)[0], &nodes));
-        assert_ok(&output);
-        up.signal(Signal::INT);
-        assert_eq!(code(up.wait_for_end().status), 0);
-    }
 }
 
 /// What the command-line client of the server prints in a terminal.

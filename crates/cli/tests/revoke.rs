@@ -60,7 +60,8 @@ fn holder_and_waiter(
     assert_eq!(holder.line(), "alone");
     wait_until_all_hold(nodes);
     let waiter = start_script(nodes, &["--owner", "web-4"], &alone(file.path(), ""));
-    wait_for_waiter(nodes);
+    let has_waiter = |node: &Server| info_number(node, "lock_waiters") > 0;
+    eventually(PATIENCE, "a client waits", || nodes.iter().any(has_waiter));
     (file, holder, waiter)
 }
 

@@ -396,12 +396,6 @@ pub(crate) fn wait_until_free(nodes: &Nodes) {
     eventually(PATIENCE, "no running node has the key", || nodes_holding(nodes) == 0);
 }
 
-#[track_caller]
-pub(crate) fn wait_for_waiter(nodes: &Nodes) {
-    let has_waiter = |node: &Server| info_number(node, "lock_waiters") > 0;
-    eventually(PATIENCE, "a client waits", || nodes.iter().any(has_waiter));
-}
-
 fn info(server: &Server, section: &str) -> String {
     redis::cmd("INFO").arg(section).query(&mut server.connection()).expect("the server runs")
 }
