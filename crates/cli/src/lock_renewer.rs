@@ -3,9 +3,7 @@
 use std::future::pending;
 use std::time::Duration;
 
-use quorlock_client::{
-    ExtendError, Lock, NodeAnswers, NodeError, Ownership, ReleaseError, Released,
-};
+use quorlock_client::{ExtendError, Lock, NodeAnswers, NodeError, Ownership};
 use quorlock_core::quorum::Moment;
 use quorlock_core::{Confirmation, LockCheck};
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -16,7 +14,7 @@ use crate::system;
 const CHECKS_PER_TTL: u32 = 20;
 
 pub(crate) struct LockRenewer {
-    lock: Lock,
+    pub(crate) lock: Lock,
     check_interval: Interval,
     confirmation: Confirmation,
     /// Why the last check did not confirm the lock; `None` if it did.
@@ -106,15 +104,6 @@ impl LockRenewer {
                     .into()
             }
         }
-    }
-
-    /// The text with which the watchdog can release the lock.
-    pub(crate) fn secret_text(&self) -> String {
-        self.lock.to_detached().to_secret_text()
-    }
-
-    pub(crate) async fn release(self) -> Result<Released, ReleaseError> {
-        self.lock.release().await
     }
 }
 

@@ -200,7 +200,7 @@ async fn run_locked(
         supervise(&args, nodes, ttl, (fence, permit), &mut renewer, signals).await?;
     let hold_until = held_since.plus(args.hold_at_least.unwrap_or_default());
     let no_loss_seen = is_interrupted || hold(&mut renewer, hold_until, signals).await;
-    match renewer.release().await {
+    match renewer.lock.release().await {
         Ok(Released::Released) if args.verbose => {
             let after = rounded(system::now().since(held_since));
             say(format_args!("released after {after:?}"));
@@ -260,7 +260,8 @@ async fn supervise(
     ];
     let permit = permit.map(|slot| (PERMIT_VARIABLE, slot.to_string().into()));
     let environment = environment.into_iter().chain(permit);
-    let order = Order { begin, handle: renewer.secret_text(), nodes: nodes.secret.clone() };
+    let handle = renewer.lock.to_detached().to_secret_text();
+    let order = Order { begin, handle, nodes: nodes.secret.clone() };
     let command = match &args.shell_command {
         Some(line) => &["sh".into(), "-c".into(), line.clone()],
         None => &args.command[..],

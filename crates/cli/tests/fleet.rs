@@ -17,10 +17,7 @@ fn status_of(urls: &[String], options: &[&str]) -> Output {
 
 #[test]
 fn majority_that_votes_is_shown_with_exit_code_0() {
-    let nodes = Nodes::start_with(3, |index, node| {
-        node.tcp().arg("lock.set", format!("eu {} 1,2,3", index + 1))
-    })
-    .unwrap();
+    let nodes = nodes_with(|_, node| node.tcp());
     let output = on(&nodes, "status").output().unwrap();
     assert_ok(&output);
     let text = stdout(&output);
