@@ -143,7 +143,7 @@ fn won_by_two_and_renewed() -> (ScriptedCall, Hold, RequestId) {
 fn extend(
     call: &mut ScriptedCall,
     hold: &mut Hold,
-    answers: [(usize, Response); 3],
+    answers: impl IntoIterator<Item = (usize, Response)>,
 ) -> Option<ExtensionVerdict> {
     let round = hold.extend(&call.ctx()).unwrap();
     for (node, response) in answers {
@@ -237,6 +237,32 @@ fn late_majority_extends_the_lock_from_the_moment_of_sending() {
 #[test]
 fn late_refusals_of_a_majority_end_the_lock() {
     assert!(matches!(after_late_answers(&Response::No, None), Ownership::Lost(_)));
+}
+
+/// A node's answer that the lock is revoked reaches the holder after the node's lease has ended.
+#[test]
+fn late_answer_that_the_lock_is_revoked_prevents_the_repair() {
+    let revoked = Response::Failed(NodeError::Revoked { left_ms: 100 });
+    shows(ClientRule::RevokedRepaired, || {
+        let (mut call, mut hold, third) = won_by_two();
+        hold.handle_response(third, &granted_after(ms(1)), &call.ctx());
+        let round = hold.extend(&call.ctx()).unwrap();
+        extend(&mut call, &mut hold, [(1, granted()), (2, granted())]);
+        hold.handle_response(RequestId { round, node: 0 }, &revoked, &call.ctx());
+        for _ in 0..2 {
+            let answers = [(1, granted()), (2, granted()), (0, Response::No)];
+            assert!(is_extended(extend(&mut call, &mut hold, answers)));
+        }
+        let mut actions = std::iter::from_fn(|| hold.poll());
+        if actions.any(|action| matches!(action, Action::Send(send) if send.id.node == 0)) {
+            return false;
+        }
+        // A second node revokes the lock much later, and both revocations count.
+        extend(&mut call, &mut hold, [(1, revoked.clone()), (2, granted()), (0, Response::No)]);
+        let again = hold.renew_in(call.ctx().now).unwrap();
+        assert!(again <= TTL / 10, "the operator may end the lock before its deadline");
+        hold.is_revoked()
+    });
 }
 
 /// A lock that was won while the YIELD to node 0 was unanswered, and the ID of the YIELD.
@@ -521,6 +547,11 @@ fn release_of_a_lock_awaits_the_wait_in_front() {
     let (_, release) = hold.release(&call.ctx());
     assert_eq!(release.waits().collect::<Vec<_>>(), [id]);
     assert_eq!(Arc::clone(release.spec()).keys, hold.spec().keys);
+    // The release begins while the driver opens the connection.
+    let (mut call, mut hold, _) = won_by_two_and_renewed();
+    let [id] = stand_in_front(&mut call, &mut hold)[..] else { panic!("one connection") };
+    hold.release(&call.ctx());
+    assert_eq!(hold.handle_wait_connection(id, &call.ctx()), None);
 }
 
 #[test]

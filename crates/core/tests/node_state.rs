@@ -106,7 +106,7 @@ fn write_that_the_server_refuses_leaves_the_lock_revoked() {
     server.turn_after_ms(1000);
     assert_eq!(server.text(b"k"), REVOKED_VALUE);
     assert_eq!(
-        server.extend_all(&[b"k"], b"token", 10_000),
+        server.extend_with(b"k", b"token", 10_000, None, None),
         Err(CommandError::Revoked { left_ms: 9000 })
     );
 }

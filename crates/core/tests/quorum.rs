@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use quorlock_core::quorum::{
     Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, LossReason, Majority, Moment,
-    Ownership, OwnershipState, Step, Validity, Vote, drift, longest_validity,
+    Ownership, OwnershipState, Step, Validity, Vote,
 };
 use quorlock_core::{ClientRule, Fence, Ttl, break_rule};
 
@@ -59,18 +59,6 @@ fn lost(loss: Loss) -> Step {
 }
 
 #[test]
-fn grant_that_arrives_too_late_is_no_lock() {
-    let mut attempt = attempt(3, 1000);
-    attempt.vote(0, Vote::Granted(fence(1)), at(10));
-    attempt.vote(1, Vote::Granted(fence(1)), at(489));
-    assert_eq!(
-        attempt.poll(),
-        Some(lost(Loss::TooLate)),
-        "1000 − 489 − 12 is less than half the ttl"
-    );
-}
-
-#[test]
 fn late_grant_of_the_same_fence_wins_before_the_fence_is_stored() {
     let mut attempt = granted(3, 10_000, &[7, 9]);
     assert_eq!(attempt.poll(), Some(store(0, 9)));
@@ -98,20 +86,17 @@ fn attempt_whose_fence_request_is_unanswered_is_lost() {
         attempt.expire(at(ends_ms));
         assert_eq!(attempt.poll(), Some(lost(loss)));
     }
+    // Three of the five nodes could still store fence 9, but no time is left to ask node 2.
+    let mut attempt = granted(5, 1000, &[5, 5, 6, 9, 9]);
+    assert_eq!([attempt.poll(), attempt.poll()], [Some(store(0, 6)), Some(store(1, 6))]);
+    attempt.expire(at(50));
+    assert_eq!(attempt.poll(), Some(lost(Loss::NoQuorum)));
 }
 
 #[test]
 fn attempt_that_cannot_be_in_time_is_lost_before_all_have_answered() {
     let mut attempt = attempt(5, 1000);
     attempt.vote(0, Vote::Granted(fence(7)), at(600));
-    assert_eq!(attempt.poll(), Some(lost(Loss::TooLate)));
-}
-
-#[test]
-fn fence_that_is_stored_too_late_leaves_no_validity() {
-    let mut attempt = granted(3, 1000, &[7, 9]);
-    assert_eq!(attempt.poll(), Some(store(0, 9)));
-    attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(600));
     assert_eq!(attempt.poll(), Some(lost(Loss::TooLate)));
 }
 
@@ -244,93 +229,7 @@ fn first_refusal_of_a_node_repairs_nothing() {
     break_rule(None);
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Node {
-    Holds,
-    Misses,
-    Silent,
-}
-
 proptest! {
-    /// Random votes of 1 to 9 nodes, beginning with a random node.
-    ///
-    /// An attempt is won exactly if a majority granted. It is decided with the first vote after
-    /// which no other result is possible.
-    #[test]
-    fn verdict_is_that_of_the_majority(
-        votes in prop::collection::vec(prop_oneof![Just(Vote::Granted(fence(5))), Just(Vote::Silent)], 1..=9),
-        start in any::<prop::sample::Index>(),
-    ) {
-        let nodes = votes.len();
-        let majority = Majority::of(nodes).unwrap();
-        let mut attempt = attempt(nodes, 10_000);
-        let first = start.index(nodes);
-        let (mut yes, mut silent) = (0, 0);
-        let mut is_decided = false;
-        for index in (0..nodes).map(|step| (first + step) % nodes) {
-            match votes[index] {
-                Vote::Granted(_) => yes += 1,
-                Vote::Silent => silent += 1,
-            }
-            attempt.vote(index, votes[index], at(1));
-            let step = attempt.poll();
-            if is_decided {
-                prop_assert_eq!(step, None, "the attempt is decided once");
-            } else {
-                let expected = if yes >= majority.size() { "won" } else if silent > nodes - majority.size() { "lost" } else { "open" };
-                match step {
-                    Some(Step::Won(_)) => prop_assert_eq!(expected, "won"),
-                    Some(Step::Lost(loss)) => {
-                        prop_assert_eq!(expected, "lost");
-                        prop_assert_eq!(loss, Loss::NoQuorum);
-                    }
-                    Some(Step::StoreFence { .. }) => prop_assert!(false, "all fences are equal"),
-                    None => prop_assert_eq!(expected, "open"),
-                }
-                is_decided = step.is_some();
-            }
-        }
-        prop_assert!(is_decided);
-    }
-
-    /// A win has a fence that a majority stores, and a validity of at most ttl − drift − elapsed.
-    #[test]
-    fn win_has_a_majority_at_its_fence_and_at_most_its_ttl(
-        fences in prop::collection::vec(1..6_u64, 1..=9),
-        elapsed_ms in 0..3000_u64,
-        ttl_ms in 1..3000_u64,
-        refuse in prop::collection::vec(any::<bool>(), 9),
-    ) {
-        let nodes = fences.len();
-        let majority = Majority::of(nodes).unwrap();
-        let ttl = Ttl::from_ms(ttl_ms).unwrap();
-        let mut attempt = Acquisition::lasting(majority, Validity::new(at(0), ttl), ms(0));
-        let mut stored: Vec<Option<Fence>> = vec![None; nodes];
-        let now = at(elapsed_ms);
-        for (node, &answer) in fences.iter().enumerate() {
-            stored[node] = Some(fence(answer));
-            attempt.vote(node, Vote::Granted(fence(answer)), now);
-            while let Some(step) = attempt.poll() {
-                match step {
-                    Step::StoreFence { node, fence } => {
-                        prop_assert!(stored[node].unwrap() < fence, "only upwards");
-                        let answer = if refuse[node] { stored[node] = None; FenceAnswer::Failed } else { stored[node] = Some(fence); FenceAnswer::Stored(fence) };
-                        attempt.fence_answer(node, answer, now);
-                    }
-                    Step::Won(win) => {
-                        prop_assert!(stored.iter().filter(|fence| **fence == Some(win.fence)).count() >= majority.size());
-                        let left = win.validity.remaining(now).unwrap();
-                        prop_assert!(left + drift(ttl.duration()) + ms(elapsed_ms) <= ttl.duration());
-                    }
-                    Step::Lost(Loss::TooLate) => prop_assert!(longest_validity(ttl) <= ms(elapsed_ms)),
-                    Step::Lost(_) => {}
-                }
-            }
-        }
-        attempt.expire(now);
-        prop_assert_eq!(attempt.poll(), None, "all nodes have answered, so it was decided before");
-    }
-
     /// If a majority of the nodes accept each other's fences, the attempt agrees on a fence.
     ///
     /// The clocks of the other nodes and the order of the answers do not matter.
@@ -373,122 +272,5 @@ proptest! {
         }
         let won = won.expect("a majority of the nodes can agree");
         prop_assert!(stored.iter().filter(|(fence, _)| *fence == won).count() >= majority.size());
-    }
-
-    /// An attempt is decided exactly once, at the latest when the time is up.
-    #[test]
-    fn attempt_is_decided_when_the_time_is_up(
-        nodes in 1..=7_usize,
-        answers in prop::collection::vec((any::<prop::sample::Index>(), 0..6_u8, 1..9_u64), 0..30),
-    ) {
-        let mut attempt = attempt(nodes, 10_000);
-        let mut decisions = 0;
-        let mut steps = |attempt: &mut Acquisition| {
-            while let Some(step) = attempt.poll() {
-                decisions += usize::from(!matches!(step, Step::StoreFence { .. }));
-            }
-            decisions
-        };
-        for (node, kind, number) in answers {
-            let node = node.index(nodes);
-            let now = at(1);
-            match kind {
-                0 | 1 => attempt.vote(node, Vote::Granted(fence(number)), now),
-                2 => attempt.vote(node, Vote::Silent, now),
-                3 => attempt.fence_answer(node, FenceAnswer::Stored(fence(number)), now),
-                4 => attempt.fence_answer(node, FenceAnswer::Unacceptable, now),
-                _ => attempt.fence_answer(node, FenceAnswer::Failed, now),
-            }
-            steps(&mut attempt);
-        }
-        attempt.expire(at(1));
-        prop_assert_eq!(steps(&mut attempt), 1);
-        attempt.expire(at(2));
-        prop_assert_eq!(steps(&mut attempt), 1);
-    }
-
-    /// Random times: nothing overflows, and no validity is left after ttl + wait − drift.
-    #[test]
-    fn validity_ends_by_ttl_plus_wait_less_drift(
-        ttl_ms in 1..=Ttl::MAX_MS,
-        waited_us in any::<u64>(),
-        elapsed_us in any::<u64>(),
-    ) {
-        let ttl = Ttl::from_ms(ttl_ms).unwrap();
-        let waited = Duration::from_micros(waited_us);
-        let elapsed = Duration::from_micros(elapsed_us);
-        let measured = ttl.duration() + waited;
-        if let Some(validity) = Validity::after_wait(at(0), waited, ttl) {
-            match validity.remaining(start().plus(elapsed)) {
-                Some(left) => {
-                    prop_assert!(!left.is_zero());
-                    prop_assert_eq!(left + elapsed + drift(measured), measured);
-                }
-                None => prop_assert!(elapsed + drift(measured) >= measured),
-            }
-        } else {
-            prop_assert!(measured <= drift(measured));
-        }
-    }
-
-    /// Random nodes and random orders of their answers.
-    ///
-    /// A node is repaired only if it reported the lock missing, both before and in this round. In
-    /// addition, a majority of all nodes, each known to hold the lock, must have confirmed it.
-    #[test]
-    fn repair_never_revives_a_lost_lock(
-        nodes in prop::collection::vec(prop_oneof![Just(Node::Holds), Just(Node::Misses), Just(Node::Silent)], 1..=9)
-            .prop_flat_map(|nodes| Just(nodes.into_iter().enumerate().collect::<Vec<_>>()).prop_shuffle()),
-        known in prop::collection::vec(prop::bool::weighted(0.8), 9),
-        missing in prop::collection::vec(prop::bool::ANY, 9),
-    ) {
-        let majority = Majority::of(nodes.len()).unwrap();
-        let known_nodes = (0..nodes.len()).filter(|&node| known[node]);
-        let missing_nodes = (0..nodes.len()).filter(|&node| missing[node]);
-        let mut round = Extension::new(majority, at(0), ttl())
-            .known_to_hold(known_nodes)
-            .known_to_miss(missing_nodes);
-        let mut decided = None;
-        let (mut extends, mut confirmed) = (0, 0);
-        for &(node, what) in &nodes {
-            let held = match what { Node::Holds => Some(true), Node::Misses => Some(false), Node::Silent => None };
-            extends += usize::from(held == Some(true));
-            confirmed += usize::from(held == Some(true) && known[node]);
-            decided = decided.or(round.answer(node, held, at(1)));
-            while let Some(repaired) = round.next_repair() {
-                prop_assert!(confirmed >= majority.size() && missing[repaired]);
-                prop_assert!(nodes.iter().any(|(node, what)| *node == repaired && matches!(what, Node::Misses)));
-            }
-        }
-        prop_assert_eq!(matches!(decided, Some(ExtensionVerdict::Extended(_))), extends >= majority.size());
-    }
-
-    /// Random rounds: a lost lock stays lost.
-    ///
-    /// The lock is never held for longer than the last confirmed round allows, nor beyond
-    /// `max_hold`.
-    #[test]
-    fn no_sequence_of_rounds_revives_a_lost_lock(
-        rounds in prop::collection::vec((0..2000_u64, 0..100_u64, 0..3_u8), 0..20),
-        max_hold_ms in 1..5000_u64,
-    ) {
-        let mut state = OwnershipState::new(Validity::new(at(0), ttl()).unwrap(), at(0), ms(max_hold_ms));
-        let (mut now, mut confirmed, mut lost) = (0, 0, false);
-        for (pause, took, what) in rounds {
-            let sent = now + pause;
-            lost |= state.remaining(at(sent)).is_none();
-            now = sent + took;
-            let verdict = match what { 0 => extended(sent), 1 => ExtensionVerdict::Uncertain, _ => ExtensionVerdict::Lost };
-            state.settle(verdict, at(now));
-            lost |= verdict == ExtensionVerdict::Lost;
-            if verdict == extended(sent) { confirmed = sent; }
-            if let Some(left) = state.remaining(at(now)) {
-                prop_assert!(!lost);
-                prop_assert!(ms(now) + left <= ms(confirmed) + longest_validity(ttl()));
-                prop_assert!(ms(now) + left <= ms(max_hold_ms));
-            } else {
-                lost = true;
-            }
-        }
     }
 }
