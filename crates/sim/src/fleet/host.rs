@@ -197,17 +197,6 @@ impl World {
         self.run_turns(node);
     }
 
-    /// Returns whether this RELEASE is lost because the plan says so. Counts it in that case.
-    fn loses_release(&mut self, node: usize, token: Token) -> bool {
-        let Some((of, every)) = self.plan.lost_release_every else { return false };
-        // Only a RELEASE that would end a lease is lost.
-        let frees = (self.claims.at(node, 0, self.now))
-            .any(|claim| claim.token == token && claim.kind == ClaimKind::Lease);
-        let is_due = of == node && frees && self.now / every > self.releases_lost;
-        self.releases_lost += u64::from(is_due);
-        is_due
-    }
-
     /// Ends the lock of a key on these nodes, as an operator.
     pub(super) fn end_lock(&mut self, key: usize, nodes: &[usize]) {
         let name = self.plan.names[key].clone();
@@ -395,8 +384,6 @@ impl World {
     fn execute(&mut self, node: usize, conn: Conn, packet: &Packet) {
         self.commands += 1;
         let Packet { request, spec } = packet;
-        let is_lost =
-            matches!(request.command, Command::Release) && self.loses_release(node, request.token);
         let token = Name::from_slice(request.token.as_str().as_bytes());
         let names: Vec<Name> = spec.keys.iter().map(Name::from_slice).collect();
         let keys: Vec<usize> = names.iter().map(|name| self.plan.key_index(name)).collect();
@@ -495,8 +482,6 @@ impl World {
                     other => refused(&other),
                 })
             }
-            // A lost RELEASE: the node never gets it, but the client gets an answer.
-            Command::Release if is_lost => Some(Response::Yes),
             Command::Release => {
                 let release = node::Release { db, keys: &names, token: &token };
                 let reply = host.server.execute(now, &node::Command::Release(release));

@@ -74,8 +74,6 @@ pub struct Plan {
     pub(super) mutant: Option<Mutant>,
     /// The interval of meetings, if there are any: moments at which all callers call.
     pub(super) meet_every: Option<Ns>,
-    /// A node, and the interval at which one RELEASE to it is lost.
-    pub(super) lost_release_every: Option<(usize, Ns)>,
 }
 
 /// The habits of the programs of a run.
@@ -215,7 +213,6 @@ impl Plan {
             faults: Vec::new(),
             mutant: None,
             meet_every: None,
-            lost_release_every: None,
         };
         if rng.random_range(0..4) > 0 {
             this.draw_faults(rng);

@@ -55,8 +55,6 @@ pub(super) struct World {
     /// Number of timers of processes that fired, and of messages that arrived at hosts.
     pub(super) activity: u64,
     pub(super) last_lease_at: Ns,
-    /// Number of RELEASEs that were lost because the plan says so.
-    pub(super) releases_lost: u64,
     /// Largest number of locks of one set of keys that were held at the same time.
     pub(super) most_together: usize,
     pub(super) locks: u64,
@@ -127,7 +125,6 @@ impl World {
             commands: 0,
             activity: 0,
             last_lease_at: 0,
-            releases_lost: 0,
             most_together: 0,
             locks: 0,
             plan: Arc::clone(plan),
