@@ -1,5 +1,6 @@
 use std::future::pending;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -7,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::Shared;
-use super::meter::{LaneMeter, Meter, RoundTrip};
+use super::meter::{Meter, RoundTrip};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -58,12 +59,12 @@ pub(super) struct Lane<'a> {
     round_trip: &'a RoundTrip,
 }
 
-/// Bytes that wait until they are forwarded, or counted as dropped when this value is dropped.
+/// Bytes that wait until they are forwarded, or until this value is dropped.
 struct Chunk<'a> {
     arrived_at: Instant,
     bytes: Vec<u8>,
     is_passing: bool,
-    meter: &'a LaneMeter,
+    waiting_bytes: &'a AtomicU64,
 }
 
 impl<'a> Lane<'a> {
@@ -79,8 +80,8 @@ impl<'a> Lane<'a> {
         writer: impl AsyncWrite + Unpin,
     ) -> io::Result<()> {
         let (sender, chunks) = mpsc::unbounded_channel();
-        let meter = self.meter.lane(self.direction);
-        let received = async { Ok(receive(reader, meter, sender).await) };
+        let waiting_bytes = self.meter.waiting_bytes(self.direction);
+        let received = async { Ok(receive(reader, waiting_bytes, sender).await) };
         let (ended_at, (mut lane, mut writer)) =
             tokio::try_join!(received, self.forward(chunks, writer))?;
         while !lane.may_pass(ended_at).await {
@@ -130,15 +131,15 @@ impl<'a> Lane<'a> {
 /// Reads until the sender has closed or reset its connection. Returns when that was.
 async fn receive<'a>(
     mut reader: impl AsyncRead + Unpin,
-    meter: &'a LaneMeter,
+    waiting_bytes: &'a AtomicU64,
     sender: mpsc::UnboundedSender<Chunk<'a>>,
 ) -> Instant {
     let mut buffer = vec![0; CHUNK_MAX_BYTES];
     while let Ok(length @ 1..) = reader.read(&mut buffer).await {
         let (arrived_at, bytes) = (Instant::now(), buffer[..length].to_vec());
-        meter.add_waiting(length);
+        waiting_bytes.fetch_add(length as u64, Relaxed);
         // A writer that has failed receives nothing more, and its connection ends.
-        let _ = sender.send(Chunk { arrived_at, bytes, is_passing: false, meter });
+        let _ = sender.send(Chunk { arrived_at, bytes, is_passing: false, waiting_bytes });
     }
     Instant::now()
 }
@@ -146,7 +147,7 @@ async fn receive<'a>(
 impl Drop for Chunk<'_> {
     fn drop(&mut self) {
         if !self.is_passing {
-            self.meter.drop_waiting(self.bytes.len());
+            self.waiting_bytes.fetch_sub(self.bytes.len() as u64, Relaxed);
         }
     }
 }

@@ -10,14 +10,9 @@ pub(super) struct Meter {
     /// The number of open connections.
     open: Mutex<usize>,
     closed: Condvar,
-    lanes: [LaneMeter; 2],
+    /// By direction.
+    waiting_bytes: [AtomicU64; 2],
     pub(super) round_trips: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct LaneMeter {
-    pub(super) waiting_bytes: AtomicU64,
-    pub(super) dropped_bytes: AtomicU64,
 }
 
 /// Whether bytes of a connection went to the server, and no bytes to the client since.
@@ -53,13 +48,13 @@ impl Meter {
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    pub(super) fn lane(&self, direction: Direction) -> &LaneMeter {
-        &self.lanes[direction as usize]
+    pub(super) fn waiting_bytes(&self, direction: Direction) -> &AtomicU64 {
+        &self.waiting_bytes[direction as usize]
     }
 
     /// Counts a chunk before it is written, so that a client that has an answer finds it counted.
     pub(super) fn pass(&self, direction: Direction, bytes: usize, round_trip: &RoundTrip) {
-        self.lane(direction).waiting_bytes.fetch_sub(bytes as u64, Relaxed);
+        self.waiting_bytes(direction).fetch_sub(bytes as u64, Relaxed);
         let was_open = round_trip.is_open.swap(direction == Direction::ToServer, Relaxed);
         if was_open && direction == Direction::ToClient {
             self.round_trips.fetch_add(1, Relaxed);
@@ -69,16 +64,5 @@ impl Meter {
     fn lock_open(&self) -> MutexGuard<'_, usize> {
         // The number is consistent even if another thread panicked.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl LaneMeter {
-    pub(super) fn add_waiting(&self, bytes: usize) {
-        self.waiting_bytes.fetch_add(bytes as u64, Relaxed);
-    }
-
-    pub(super) fn drop_waiting(&self, bytes: usize) {
-        self.dropped_bytes.fetch_add(bytes as u64, Relaxed);
-        self.waiting_bytes.fetch_sub(bytes as u64, Relaxed);
     }
 }

@@ -131,11 +131,7 @@ impl Proxy {
 
     /// Returns the number of bytes that are delayed or held: neither forwarded nor dropped yet.
     pub fn waiting_bytes(&self, direction: Direction) -> u64 {
-        self.shared.meter.lane(direction).waiting_bytes.load(Relaxed)
-    }
-
-    pub fn dropped_bytes(&self, direction: Direction) -> u64 {
-        self.shared.meter.lane(direction).dropped_bytes.load(Relaxed)
+        self.shared.meter.waiting_bytes(direction).load(Relaxed)
     }
 
     /// Returns the number of round trips of all clients.
