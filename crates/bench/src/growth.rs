@@ -39,31 +39,30 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Longest allowed batch or turn.
 const LONGEST: Duration = Duration::from_millis(3);
 
-/// The figures of one round.
-struct Figures {
-    /// The largest processor time of a batch, for each stretch.
-    acquires: Vec<Duration>,
-    releases: Vec<Duration>,
-    /// The longest round trip while the last locks expire, by the number of locks that are left.
-    deadlines: Vec<Duration>,
-}
+/// The figures of one round: the largest processor time of a batch of acquires, and of releases,
+/// for each stretch, and the longest round trip while the last locks expire, by the number of locks
+/// that are left.
+type Figures = [Vec<Duration>; 3];
 
 pub(crate) fn measure() -> anyhow::Result<Vec<Row>> {
     let mut best = run_round()?;
     for _ in 1..ROUNDS {
-        best = best.best_of_each(&run_round()?);
+        for (best, other) in best.iter_mut().flatten().zip(run_round()?.iter().flatten()) {
+            *best = (*best).min(*other);
+        }
     }
+    let [acquires, releases, deadlines] = &best;
     let row = |case: String, stretches: &[Duration]| {
         let worst = stretches.iter().max().copied().unwrap_or_default();
         Row::of_figure(case, readable(worst), "≤ 3 ms", worst <= LONGEST)
     };
     let in_batch = format!("most processor time of {BATCH} commands and the server's other work");
     Ok(vec![
-        row(format!("{in_batch}, on the way to {LOCKS} leases"), &best.acquires),
-        row(format!("{in_batch}, {RELEASED} releases"), &best.releases),
+        row(format!("{in_batch}, on the way to {LOCKS} leases"), acquires),
+        row(format!("{in_batch}, {RELEASED} releases"), releases),
         row(
             format!("longest `DBSIZE` while {} leases end in one moment", LOCKS - RELEASED),
-            &best.deadlines,
+            deadlines,
         ),
     ])
 }
@@ -77,51 +76,38 @@ fn run_round() -> anyhow::Result<Figures> {
     let server = server.arg("enable-debug-command", "yes").start()?;
     // Turns off the server's own expiry search: it takes up to 25 ms, even without the module.
     cmd("DEBUG").arg("SET-ACTIVE-EXPIRE").arg(0).exec(&mut server.connection())?;
-    apart_from_servers(&[&server], || Figures::measure(&server))
+    apart_from_servers(&[&server], || grow_and_shrink(&server))
 }
 
-impl Figures {
-    fn measure(server: &Server) -> anyhow::Result<Self> {
-        let mut socket = Socket::connect(server)?;
-        let stretches = |locks: std::ops::Range<u32>| locks.step_by(STRETCH as usize);
-        let began = Instant::now();
-        let mut acquires = Vec::new();
-        for first in stretches(0..RELEASED) {
-            acquires.push(stretch(server, &mut socket, first, |n| acquire(n, TTL_MS))?);
-        }
-        // A million acquires and two million releases follow: 1.5 times as many commands as so far,
-        // for which twice the time suffices.
-        let end = Instant::now() + 2 * began.elapsed() + SLACK;
-        let left_ms = || u64::try_from(end.saturating_duration_since(Instant::now()).as_millis());
-        for first in stretches(RELEASED..LOCKS) {
-            acquires.push(stretch(server, &mut socket, first, |n| {
-                acquire(n, left_ms().unwrap_or(TTL_MS).clamp(1, TTL_MS))
-            })?);
-        }
-        let releases = stretches(0..RELEASED)
-            .map(|first| {
-                stretch(server, &mut socket, first, |n| {
-                    format!("LOCK.RELEASE lock:{n:07} {n:032x}\r\n")
-                })
+fn grow_and_shrink(server: &Server) -> anyhow::Result<Figures> {
+    let mut socket = Socket::connect(server)?;
+    let stretches = |locks: std::ops::Range<u32>| locks.step_by(STRETCH as usize);
+    let began = Instant::now();
+    let mut acquires = Vec::new();
+    for first in stretches(0..RELEASED) {
+        acquires.push(stretch(server, &mut socket, first, |n| acquire(n, TTL_MS))?);
+    }
+    // A million acquires and two million releases follow: 1.5 times as many commands as so far,
+    // for which twice the time suffices.
+    let end = Instant::now() + 2 * began.elapsed() + SLACK;
+    let left_ms = || u64::try_from(end.saturating_duration_since(Instant::now()).as_millis());
+    for first in stretches(RELEASED..LOCKS) {
+        acquires.push(stretch(server, &mut socket, first, |n| {
+            acquire(n, left_ms().unwrap_or(TTL_MS).clamp(1, TTL_MS))
+        })?);
+    }
+    let releases = stretches(0..RELEASED)
+        .map(|first| {
+            stretch(server, &mut socket, first, |n| {
+                format!("LOCK.RELEASE lock:{n:07} {n:032x}\r\n")
             })
-            .collect::<anyhow::Result<_>>()?;
-        ensure!(
-            Instant::now() < end,
-            "this machine became too slow for the last locks to end together"
-        );
-        Ok(Self { acquires, releases, deadlines: until_all_have_ended(&mut socket, end)? })
-    }
-
-    fn best_of_each(self, other: &Self) -> Self {
-        let better = |these: Vec<Duration>, those: &[Duration]| {
-            these.into_iter().zip(those).map(|(this, that)| this.min(*that)).collect()
-        };
-        Self {
-            acquires: better(self.acquires, &other.acquires),
-            releases: better(self.releases, &other.releases),
-            deadlines: better(self.deadlines, &other.deadlines),
-        }
-    }
+        })
+        .collect::<anyhow::Result<_>>()?;
+    ensure!(
+        Instant::now() < end,
+        "this machine became too slow for the last locks to end together"
+    );
+    Ok([acquires, releases, until_all_have_ended(&mut socket, end)?])
 }
 
 /// Sends a command for each lock of a stretch, in batches. Returns the largest processor time of
