@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{PATIENCE, command};
+use crate::common::{PATIENCE, RedisCli, command};
 use quorlock_testkit::{Server, ServerBuilder, eventually};
 use redis::{Connection, RedisResult, cmd};
 

@@ -8,7 +8,7 @@
 
 use crate::common::{PATIENCE, RedisCli, command, info, server_and_cli};
 use quorlock_testkit::{Server, eventually};
-use redis::Value::{self, Int, Nil};
+use redis::Value::{self, Int, Nil, Okay};
 
 const ACQUIRE: &str = "LOCK.ACQUIRE k token 60000";
 

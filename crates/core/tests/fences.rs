@@ -39,7 +39,7 @@ fn attempt(servers: &mut [Server], order: &[usize], proposal: Fence) -> Outcome 
                 Step::StoreFence { node, fence } => {
                     fence_requests += 1;
                     let answer =
-                        match servers[node].extend_with(KEY, TOKEN, TTL_MS, Some(fence), None) {
+                        match servers[node].extend_with(&[KEY], TOKEN, TTL_MS, Some(fence), None) {
                             Ok(Reply::Extended(fence)) => FenceAnswer::Stored(fence),
                             Err(CommandError::BadFence(FenceError::TooFarAhead { .. })) => {
                                 FenceAnswer::Unacceptable

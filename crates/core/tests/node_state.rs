@@ -106,7 +106,7 @@ fn write_that_the_server_refuses_leaves_the_lock_revoked() {
     server.turn_after_ms(1000);
     assert_eq!(server.text(b"k"), REVOKED_VALUE);
     assert_eq!(
-        server.extend_with(b"k", b"token", 10_000, None, None),
+        server.extend_with(&[b"k"], b"token", 10_000, None, None),
         Err(CommandError::Revoked { left_ms: 9000 })
     );
 }
@@ -219,7 +219,7 @@ fn demotion_ends_all_leases_and_a_replica_changes_no_key() {
     for command in [Command::Release(release.clone()), Command::Yield(release)] {
         assert_eq!(server.execute(&command), abstains);
     }
-    assert_eq!(server.extend_all(&[K], HOLDER, 2000), abstains);
+    assert_eq!(server.extend_with(&[K], HOLDER, 2000, None, None), abstains);
     assert_eq!(server.revoke(K).map(Reply::Revoked), abstains);
     // The wall clock stands still, so only the node could remove the key.
     server.mono_us += 3_600_000_000;

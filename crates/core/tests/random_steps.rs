@@ -66,13 +66,13 @@ proptest! {
                 }
                 "extend" if !held.is_empty() => {
                     let lock = &mut held[nth];
-                    let reply = server.extend_all(&names(lock.keys), &lock.token, ms + 1);
+                    let reply = server.extend_with(&names(lock.keys), &lock.token, ms + 1, None, None);
                     if matches!(reply, Ok(Reply::Extended(_))) {
                         lock.until_us = lock.until_us.max(server.mono_us + ms * 1000);
                     }
                 }
                 "revoke" => drop(server.revoke(key)),
-                "revoke-now" => drop(server.revoke_now(key)),
+                "revoke-now" => drop(server.revoke_with(key, true)),
                 "delete" => server.remove_key(key, KeyEvent::Removed),
                 "evict" => server.remove_key(key, KeyEvent::Evicted),
                 "expire" => server.remove_key(key, KeyEvent::Expired),

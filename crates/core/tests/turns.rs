@@ -137,7 +137,7 @@ fn work_of_a_release_does_not_grow_with_waiters_that_are_refused() {
     for n in 0..200_u8 {
         server.wait_for_shared(b"k", &[b't', n], 60_000, 60_000);
         // The token now holds the lock that it waits for.
-        server.extend_with(b"k", &[b'x', n], 60_000, None, Some(&[b't', n])).unwrap();
+        server.extend_with(&[b"k"], &[b'x', n], 60_000, None, Some(&[b't', n])).unwrap();
     }
     let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"writer"));
     let release = Release { db: 0, keys: &keys, token: &token };

@@ -337,21 +337,22 @@ impl Server {
     }
 
     pub(crate) fn extend(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> Option<Fence> {
-        match self.extend_with(key, token, ttl_ms, None, None) {
+        match self.extend_with(&[key], token, ttl_ms, None, None) {
             Ok(Reply::Extended(fence)) => Some(fence),
             _ => None,
         }
     }
 
+    /// EXTEND of one key, or MEXTEND of several keys in this order.
     pub(crate) fn extend_with(
         &mut self,
-        key: &[u8],
+        keys: &[&[u8]],
         token: &[u8],
         ttl_ms: u64,
         fence: Option<Fence>,
         new_token: Option<&[u8]>,
     ) -> Result<Reply, CommandError> {
-        let (keys, token) = (&names(&[key])[..], &Name::from_slice(token));
+        let (keys, token) = (&names(keys)[..], &Name::from_slice(token));
         let (ttl, new_token) = (Ttl::from_ms(ttl_ms).unwrap(), new_token.map(Name::from_slice));
         let (mode, new_token) = (Mode::Exclusive, new_token.as_ref());
         self.execute(&Command::Extend(Extend { db: 0, keys, token, ttl, mode, fence, new_token }))
@@ -366,9 +367,12 @@ impl Server {
     }
 
     pub(crate) fn revoke(&mut self, key: &[u8]) -> Result<bool, CommandError> {
+        self.revoke_with(key, false)
+    }
+
+    pub(crate) fn revoke_with(&mut self, key: &[u8], ends_now: bool) -> Result<bool, CommandError> {
         let (key, random_value) = (&Name::from_slice(key), &Name::from_slice(REVOKED_VALUE));
-        let revoke = Revoke { db: 0, key, random_value, ends_now: false };
-        match self.execute(&Command::Revoke(revoke))? {
+        match self.execute(&Command::Revoke(Revoke { db: 0, key, random_value, ends_now }))? {
             Reply::Revoked(revoked) => Ok(revoked),
             other => unreachable!("{other:?}"),
         }
