@@ -3,7 +3,7 @@
 //! The cache is two files that belong together. Programs read them at the same time under the
 //! shared lock, and one program writes them under the exclusive lock. So no program reads the
 //! prices of one refresh and the names of another. A file cannot check a fence, so the refresh
-//! stops when its lock is lost. In `inventory.rs`, a database refuses a late write.
+//! stops when its lock is lost. In `fence_sqlite.rs`, a database refuses a late write.
 //!
 //! With `QUORLOCK_NODES=redis://a,redis://b,redis://c`:
 //! `cargo run -p quorlock-client --example cache -- DIRECTORY`

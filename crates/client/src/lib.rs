@@ -15,8 +15,8 @@
 //! - `cache.rs`: a cache that many programs read under a shared lock and one program refreshes.
 //! - `encoders.rs`: a semaphore that allows at most four encoders in a fleet.
 //! - `leader.rs`: leader election with a bounded term.
-//! - `inventory.rs`: a stock in a database that refuses the writes of an earlier holder.
-//! - `fence_sqlite.rs`: what happens to such a stock without a fence, and with one.
+//! - `fence_sqlite.rs`: a stock in a database that accepts the write of an earlier holder without a
+//!   fence, and refuses it with one.
 //! - `blocking.rs`: a program without tokio.
 //!
 //! # Three ways to use a lock

@@ -85,22 +85,6 @@ fn leaders_take_turns_with_distinct_fences() {
 }
 
 #[test]
-fn stock_is_counted_down_by_four_programs_and_late_writes_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("stock.sqlite");
-    let database = rusqlite::Connection::open(&path).unwrap();
-    let sql = "CREATE TABLE stock (item TEXT PRIMARY KEY, count INTEGER, fence INTEGER);
-               INSERT INTO stock VALUES ('spoons', 100, 0);";
-    database.execute_batch(sql).unwrap();
-    let printed = run("inventory", 4, &[&path, Path::new("25")]);
-    for text in &printed {
-        assert!(text.contains("a late write was refused: true"), "{text}");
-    }
-    let left: i64 = database.query_row("SELECT count FROM stock", [], |row| row.get(0)).unwrap();
-    assert_eq!(left, 0);
-}
-
-#[test]
 fn late_write_wins_without_a_fence_and_is_refused_with_it() {
     let output = Command::new(example("fence_sqlite")).output().unwrap();
     let story = String::from_utf8(output.stdout).unwrap();
