@@ -23,7 +23,7 @@ fn write_certificate(dir: &Path) -> String {
 }
 
 /// Starts a node that accepts TLS. Also returns its TLS port.
-fn tls_node(dir: &Path, requires_certificate: bool) -> ((Server, ReservedPort), u16) {
+fn tls_node(dir: &Path) -> ((Server, ReservedPort), u16) {
     let reserved = ReservedPort::new(None).unwrap();
     let port = reserved.number();
     let file = |name: &str| dir.join(name).display().to_string();
@@ -33,7 +33,7 @@ fn tls_node(dir: &Path, requires_certificate: bool) -> ((Server, ReservedPort), 
         .arg("tls-cert-file", file("node.pem"))
         .arg("tls-key-file", file("node.key"))
         .arg("tls-ca-cert-file", file("node.pem"))
-        .arg("tls-auth-clients", if requires_certificate { "yes" } else { "no" });
+        .arg("tls-auth-clients", "no");
     ((server.start().unwrap(), reserved), port)
 }
 
@@ -48,67 +48,10 @@ async fn node_error(quorum: &Quorum) -> NodeError {
 }
 
 #[tokio::test]
-async fn lock_through_tls_needs_a_trusted_certificate() {
-    let dir = tempfile::tempdir().unwrap();
-    let authority = write_certificate(dir.path());
-    let nodes: Vec<_> = (0..3).map(|_| tls_node(dir.path(), false)).collect();
-    let urls = || nodes.iter().map(|(_, port)| format!("rediss://127.0.0.1:{port}"));
-    let builder = Quorum::builder().nodes(urls()).node_timeout(PATIENCE);
-    assert_works(&builder.clone().root_certificates(authority).connect().await.unwrap()).await;
-
-    let untrusting = builder.connect().await.unwrap();
-    assert_eq!(nodes_and_voters(&untrusting).1, 0, "the authority is no root of the system");
-    let NodeError::Misconfigured { reason } = node_error(&untrusting).await else {
-        panic!("the certificate is not trusted")
-    };
-    assert!(reason.to_lowercase().contains("certificate"), "{reason}");
-}
-
-/// The next test runs this helper in another process, with other roots. Alone, it does nothing.
-#[tokio::test]
-async fn system_roots_helper() {
-    let Ok(url) = std::env::var("QUORLOCK_TEST_TLS_URL") else { return };
-    let quorum = Quorum::builder().node(url).node_timeout(PATIENCE).connect().await.unwrap();
-    assert_works(&quorum).await;
-}
-
-#[test]
-fn roots_of_the_system_are_trusted() {
-    let dir = tempfile::tempdir().unwrap();
-    write_certificate(dir.path());
-    let (_node, port) = tls_node(dir.path(), false);
-    let works_with = |roots: &str| {
-        let program = std::env::current_exe().unwrap();
-        let mut command = std::process::Command::new(program);
-        command.args(["--exact", "nodes::system_roots_helper"]);
-        command.env("QUORLOCK_TEST_TLS_URL", format!("rediss://127.0.0.1:{port}"));
-        command.env("SSL_CERT_FILE", dir.path().join(roots));
-        command.output().unwrap().status.success()
-    };
-    assert!(works_with("node.pem"));
-    let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-    fs::write(dir.path().join("other.pem"), other.cert.pem()).unwrap();
-    assert!(!works_with("other.pem"), "the node has another certificate");
-}
-
-#[tokio::test]
-async fn node_that_requires_a_client_certificate_gets_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let authority = write_certificate(dir.path());
-    let (_node, port) = tls_node(dir.path(), true);
-    let read = |name: &str| fs::read(dir.path().join(name)).unwrap();
-    let builder = Quorum::builder().node(format!("rediss://127.0.0.1:{port}"));
-    let builder = builder.node_timeout(PATIENCE).root_certificates(authority);
-    let certified = builder.clone().client_certificate(read("node.pem"), read("node.key"));
-    assert_works(&certified.connect().await.unwrap()).await;
-    assert_eq!(nodes_and_voters(&builder.connect().await.unwrap()).1, 0);
-}
-
-#[tokio::test]
 async fn scheme_that_does_not_fit_the_port_is_a_permanent_error() {
     let dir = tempfile::tempdir().unwrap();
     let authority = write_certificate(dir.path());
-    let ((node, _reserved), tls_port) = tls_node(dir.path(), false);
+    let ((node, _reserved), tls_port) = tls_node(dir.path());
     for (url, hint) in [
         (format!("rediss://127.0.0.1:{}", node.port()), "write redis://"),
         (format!("redis://127.0.0.1:{tls_port}"), "write rediss://"),
@@ -130,7 +73,7 @@ async fn scheme_that_does_not_fit_the_port_is_a_permanent_error() {
 async fn slow_port_with_tls_is_not_taken_for_a_plain_one() {
     let dir = tempfile::tempdir().unwrap();
     let authority = write_certificate(dir.path());
-    let (_node, port) = tls_node(dir.path(), false);
+    let (_node, port) = tls_node(dir.path());
     let proxy = Proxy::start(format!("redis://127.0.0.1:{port}"));
     // A handshake takes two of these round trips, longer than the wait for the probe.
     proxy.delay(Direction::ToServer, limits::PORT_PROBE_AFTER);
