@@ -2,13 +2,14 @@
 //! come last.
 //!
 //! Other files have the examples of these errors: nodes.rs of `InvalidUrl` and `SameServer`,
-//! results.rs of `Denied`, `Misconfigured`, `NoModule` and `Replica`, kinds.rs of `NotShareable`
-//! and `TimedOut`, operators.rs of `InspectError`, `RevokeError`, `ScanError` and the errors
-//! `Revoked`.
+//! results.rs of `Denied`, `Misconfigured`, `NoModule` and `Replica`, blocking.rs of `NotAdmitted`,
+//! kinds.rs of `NotShareable` and `TimedOut`, operators.rs of `InspectError`, `RevokeError`,
+//! `ScanError` and the errors `Revoked`.
 //!
 //! These errors have no example: `NoThread`, which needs a system that cannot start a thread;
 //! `QueueFull`, after which the client makes a new attempt; `AwaitsMajority`; `HeldByLostRequest`;
-//! `UnexpectedReply`, of which the test vectors of the protocol have examples.
+//! `ErrorReply`, `TtlTooLong` and `UnexpectedReply`, of which the test vectors of the protocol have
+//! examples.
 
 use std::thread;
 use std::time::Duration;
@@ -22,7 +23,6 @@ use quorlock_client::{
     LostError, NodeAnswers, NodeError, Quorum, ReleaseError, RunError,
 };
 use quorlock_testkit::{Direction, Inject as _, Nodes, Proxy, Server, WallClock, eventually_async};
-use redis::Commands as _;
 
 /// Slows the network down too much for the lock on `s` that this function returns. The drift takes
 /// 12 ms of the 20 ms above `min_validity`, and the network takes more than the rest.
@@ -192,10 +192,6 @@ async fn node_error(quorum: &Quorum) -> NodeError {
     first_failure(&lock.try_acquire().await.unwrap_err()).clone()
 }
 
-async fn server_error(server: &Server) -> NodeError {
-    node_error(&Quorum::connect([server.url()]).await.unwrap()).await
-}
-
 #[tokio::test]
 async fn node_that_cannot_be_reached_in_time_is_down_silent_or_too_far() {
     let down = Quorum::connect(["redis+unix:///there/is/no/such/socket"]).await.unwrap();
@@ -225,31 +221,10 @@ async fn node_that_cannot_be_reached_in_time_is_down_silent_or_too_far() {
 }
 
 #[tokio::test]
-async fn node_that_may_not_vote_says_why() {
+async fn node_of_a_cluster_is_named_with_its_mode() {
     let cluster = Server::builder().arg("cluster-enabled", "yes").start().unwrap();
-    assert_eq!(server_error(&cluster).await, NodeError::WrongMode { mode: "cluster".into() });
-
-    let of_another_set = Server::with_module().arg("lock.set", "eu 1 1").start().unwrap();
-    let quorum = Quorum::builder().node(of_another_set.url()).set("us").connect().await.unwrap();
-    let NodeError::NotAdmitted { reason } = node_error(&quorum).await else {
-        panic!("the node is of another set")
-    };
-    assert!(reason.contains("eu"), "{reason}");
-}
-
-#[tokio::test]
-async fn refused_request_names_the_reason_of_the_node() {
-    let server = Server::with_module().arg("lock.max-ttl", 9000).start().unwrap();
-    let error = server_error(&server).await;
-    assert_eq!(error, NodeError::TtlTooLong { max_ms: 9000 });
-    assert!(error.is_permanent());
-
-    let server = Server::with_module().start().unwrap();
-    let _: () = server.connection().rpush("k", "x").unwrap();
-    let NodeError::ErrorReply(words) = server_error(&server).await else {
-        panic!("the key is a list")
-    };
-    assert!(words.starts_with("WRONGTYPE "), "{words}");
+    let quorum = Quorum::connect([cluster.url()]).await.unwrap();
+    assert_eq!(node_error(&quorum).await, NodeError::WrongMode { mode: "cluster".into() });
 }
 
 #[tokio::test]
