@@ -1,41 +1,116 @@
-use std::fmt;
-use std::ops::Deref;
-use std::sync::Arc;
+use std::time::Duration;
 
-use super::thread::QuorumThread;
-use crate::{DetachedLock, ExtendError, LostError, ReleaseError, Released};
+use super::handle::Blocking;
+use crate::{
+    AcquireError, AttachError, DetachedLock, ExtendError, Holder, LostError, ReleaseError,
+    Released, RunError,
+};
+
+/// Describes a lock and how to acquire it: a [`crate::LockBuilder`] whose calls block.
+pub type LockBuilder = Blocking<crate::LockBuilder>;
 
 /// A held lock: a [`crate::Lock`] whose calls block.
 ///
-/// A lock has all methods of its [`LockWatch`]. Dropping the lock releases it on the quorum's
-/// thread, and does not block.
-#[must_use = "a lock that is dropped is released"]
-pub struct Lock {
-    lock: crate::Lock,
-    watch: LockWatch,
-}
+/// Dropping the lock releases it on the quorum's thread, and does not block.
+pub type Lock = Blocking<crate::Lock>;
 
 /// A view of a lock: a [`crate::LockWatch`] whose calls block. Cheap to clone.
-#[derive(Clone)]
-pub struct LockWatch {
-    watch: crate::LockWatch,
-    thread: Arc<QuorumThread>,
+pub type LockWatch = Blocking<crate::LockWatch>;
+
+impl LockBuilder {
+    /// Shares the lock with other clients that ask to share it: see [`crate::LockBuilder::shared`].
+    pub fn shared(self) -> Self {
+        Self { value: self.value.shared(), ..self }
+    }
+
+    /// How long the lock lasts: see [`crate::LockBuilder::ttl`].
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self { value: self.value.ttl(ttl), ..self }
+    }
+
+    /// How long [`acquire`](Self::acquire) waits in total: see [`crate::LockBuilder::wait`].
+    pub fn wait(self, wait: Duration) -> Self {
+        Self { value: self.value.wait(wait), ..self }
+    }
+
+    /// The least validity of a new lock: see [`crate::LockBuilder::min_validity`].
+    pub fn min_validity(self, min_validity: Duration) -> Self {
+        Self { value: self.value.min_validity(min_validity), ..self }
+    }
+
+    /// How long a node may take to answer: see [`crate::LockBuilder::node_timeout`].
+    pub fn node_timeout(self, limit: Duration) -> Self {
+        Self { value: self.value.node_timeout(limit), ..self }
+    }
+
+    /// The longest time that the lock is held: see [`crate::LockBuilder::max_hold`].
+    pub fn max_hold(self, max_hold: Duration) -> Self {
+        Self { value: self.value.max_hold(max_hold), ..self }
+    }
+
+    /// A label for people: see [`crate::LockBuilder::owner`].
+    pub fn owner(self, owner: impl Into<String>) -> Self {
+        Self { value: self.value.owner(owner), ..self }
+    }
+
+    /// Tries once to acquire the lock: see [`crate::LockBuilder::try_acquire`].
+    ///
+    /// # Errors
+    /// See [`crate::LockBuilder::try_acquire`].
+    pub fn try_acquire(&self) -> Result<Lock, AcquireError> {
+        self.wait_for(self.value.try_acquire())
+    }
+
+    /// Acquires the lock, and waits up to [`wait`](Self::wait): see
+    /// [`crate::LockBuilder::acquire`].
+    ///
+    /// # Errors
+    /// See [`crate::LockBuilder::acquire`].
+    pub fn acquire(&self) -> Result<Lock, AcquireError> {
+        self.wait_for(self.value.acquire())
+    }
+
+    /// Asks the nodes who holds the lock now: see [`crate::LockBuilder::holder`].
+    pub fn holder(&self) -> Option<Holder> {
+        self.thread.block_on(self.value.holder())
+    }
+
+    /// [Acquires](Self::acquire) the lock, runs `work` under it on this thread, and releases it.
+    ///
+    /// The lock is renewed until the work is finished, up to [`max_hold`](Self::max_hold). A loss
+    /// does not stop the work: before each step that needs the lock, the work must check
+    /// [`LockWatch::remaining`](crate::LockWatch::remaining).
+    ///
+    /// # Errors
+    /// - [`RunError::NotAcquired`]: the lock was not acquired, and the work did not begin.
+    /// - [`RunError::Lost`]: the lock was lost before it was released. The output is dropped.
+    pub fn run<T>(&self, work: impl FnOnce(LockWatch) -> T) -> Result<T, RunError> {
+        let mut lock = self.acquire().map_err(RunError::NotAcquired)?;
+        lock.renew();
+        let output = work(lock.watch());
+        let finished = self.thread.block_on(lock.value.finish());
+        finished.map_err(|lost| RunError::Lost { lost, finished: true })?;
+        Ok(output)
+    }
+
+    /// Attaches a lock that another process detached: see [`crate::LockBuilder::attach`].
+    ///
+    /// # Errors
+    /// See [`AttachError`].
+    pub fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
+        self.wait_for(self.value.attach(detached))
+    }
 }
 
 impl Lock {
-    pub(super) fn new(lock: crate::Lock, thread: &Arc<QuorumThread>) -> Self {
-        let watch = LockWatch { watch: lock.watch(), thread: Arc::clone(thread) };
-        Self { lock, watch }
-    }
-
     /// A view of the lock that shows whether it is held, and cannot end it.
     pub fn watch(&self) -> LockWatch {
-        self.watch.clone()
+        self.with(self.value.watch())
     }
 
     /// Renews the lock in the background: see [`crate::Lock::renew`].
     pub fn renew(&mut self) {
-        self.lock.renew();
+        self.value.renew();
     }
 
     /// Makes the lock last a full ttl from now, on a majority of the nodes: see
@@ -44,7 +119,7 @@ impl Lock {
     /// # Errors
     /// See [`crate::Lock::extend`].
     pub fn extend(&mut self) -> Result<(), ExtendError> {
-        self.watch.thread.block_on(self.lock.extend())
+        self.thread.block_on(self.value.extend())
     }
 
     /// Turns an exclusive lock into a shared one: see [`crate::Lock::downgrade`].
@@ -52,7 +127,7 @@ impl Lock {
     /// # Errors
     /// See [`crate::Lock::downgrade`].
     pub fn downgrade(&mut self) -> Result<(), ExtendError> {
-        self.watch.thread.block_on(self.lock.downgrade())
+        self.thread.block_on(self.value.downgrade())
     }
 
     /// Releases the lock, and returns when a majority has confirmed it: see
@@ -61,31 +136,22 @@ impl Lock {
     /// # Errors
     /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release then continues.
     pub fn release(self) -> Result<Released, ReleaseError> {
-        self.watch.thread.block_on(self.lock.release())
+        self.thread.block_on(self.value.release())
     }
 
     /// Detaches the lock from this process: see [`crate::Lock::detach`].
     pub fn detach(self) -> DetachedLock {
-        self.lock.detach()
+        self.value.detach()
     }
 
-    /// Describes the lock for a process that releases it after this process has died: see
-    /// [`crate::Lock::to_detached`].
-    pub fn to_detached(&self) -> DetachedLock {
-        self.lock.to_detached()
+    /// Blocks until the lock is lost: see [`crate::LockWatch::lost`].
+    pub fn lost(&self) -> LostError {
+        self.watch().lost()
     }
 
-    /// Releases the lock. Fails if it was lost before.
-    pub(super) fn finish(self) -> Result<(), LostError> {
-        self.watch.thread.block_on(self.lock.finish())
-    }
-}
-
-impl Deref for Lock {
-    type Target = LockWatch;
-
-    fn deref(&self) -> &LockWatch {
-        &self.watch
+    /// Blocks until the lock is not held any more: see [`crate::LockWatch::ended`].
+    pub fn ended(&self) -> Option<LostError> {
+        self.watch().ended()
     }
 }
 
@@ -93,34 +159,13 @@ impl LockWatch {
     /// Blocks until the lock is lost, at its deadline at the latest, and returns why: see
     /// [`crate::LockWatch::lost`].
     pub fn lost(&self) -> LostError {
-        self.thread.block_on(self.watch.lost())
+        self.thread.block_on(self.value.lost())
     }
 
     /// Blocks until the lock is not held any more.
     ///
     /// Returns why it was lost, or `None` when it was released, dropped or detached.
     pub fn ended(&self) -> Option<LostError> {
-        self.thread.block_on(self.watch.ended())
-    }
-}
-
-/// The methods that do not block.
-impl Deref for LockWatch {
-    type Target = crate::LockWatch;
-
-    fn deref(&self) -> &crate::LockWatch {
-        &self.watch
-    }
-}
-
-impl fmt::Debug for Lock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.lock.fmt(f)
-    }
-}
-
-impl fmt::Debug for LockWatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.watch.fmt(f)
+        self.thread.block_on(self.value.ended())
     }
 }

@@ -19,11 +19,11 @@
 //! `renew` was called. The API also works inside a program that uses tokio: a call does not panic
 //! there, but blocks its caller's thread.
 
-mod builder;
+mod handle;
 mod lock;
 mod quorum;
 mod thread;
 
-pub use builder::{LockBuilder, QuorumBuilder};
-pub use lock::{Lock, LockWatch};
-pub use quorum::{Quorum, Revocation};
+pub use handle::Blocking;
+pub use lock::{Lock, LockBuilder, LockWatch};
+pub use quorum::{Quorum, QuorumBuilder, Revocation};

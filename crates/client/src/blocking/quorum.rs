@@ -1,43 +1,42 @@
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
 
+use super::handle::Blocking;
 use super::thread::QuorumThread;
-use super::{Lock, LockBuilder, QuorumBuilder};
+use super::{Lock, LockBuilder};
 use crate::{
     AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, LockList,
-    NodeHealth, ReleaseError, Released, RevocationReport, RevocationState, RevokeError, ScanError,
+    ReleaseError, Released, RevocationState, RevokeError, ScanError,
 };
 
 /// Independent masters that together grant locks: a [`crate::Quorum`] whose calls block.
 ///
 /// Cheap to clone. All clones share connections and a thread, which live as long as any clone,
 /// lock, builder, watch or revocation. The thread then finishes the background releases and ends.
-#[derive(Clone)]
-pub struct Quorum {
-    quorum: crate::Quorum,
-    thread: Arc<QuorumThread>,
-}
+pub type Quorum = Blocking<crate::Quorum>;
+
+/// Describes the nodes of a quorum: a [`crate::QuorumBuilder`] whose calls block.
+pub type QuorumBuilder = crate::QuorumBuilder<Quorum>;
 
 /// The revocation of a lock: a [`crate::Revocation`] whose calls block.
 ///
-/// Nodes that did not answer are asked again only during [`ended`](Self::ended).
-#[must_use = "nodes that did not answer are asked again only during `ended`"]
-pub struct Revocation {
-    revocation: crate::Revocation,
-    thread: Arc<QuorumThread>,
+/// Nodes that did not answer are asked again only during `ended`.
+pub type Revocation = Blocking<crate::Revocation>;
+
+impl QuorumBuilder {
+    /// Connects: see [`crate::Quorum::connect`].
+    ///
+    /// # Errors
+    /// See [`crate::Quorum::connect`].
+    pub fn connect(self) -> Result<Quorum, ConnectError> {
+        let (value, thread) = QuorumThread::start(self.open_all())?;
+        Ok(Blocking { value, thread: Arc::new(thread) })
+    }
 }
 
 impl Quorum {
-    pub(super) fn start(
-        connecting: impl Future<Output = Result<crate::Quorum, ConnectError>> + Send + 'static,
-    ) -> Result<Self, ConnectError> {
-        let (quorum, thread) = QuorumThread::start(connecting)?;
-        Ok(Self { quorum, thread: Arc::new(thread) })
-    }
-
     /// Connects to the masters: see [`crate::Quorum::connect`].
     ///
     /// # Errors
@@ -53,22 +52,22 @@ impl Quorum {
 
     /// Describes a lock on `key`.
     pub fn lock(&self, key: impl AsRef<[u8]>) -> LockBuilder {
-        LockBuilder::new(self.quorum.lock(key), Arc::clone(&self.thread))
+        self.with(self.value.lock(key))
     }
 
     /// Describes a lock on one of these keys: see [`crate::Quorum::lock_any`].
     pub fn lock_any<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
-        LockBuilder::new(self.quorum.lock_any(keys), Arc::clone(&self.thread))
+        self.with(self.value.lock_any(keys))
     }
 
     /// Describes a permit of a semaphore: see [`crate::Quorum::semaphore`].
     pub fn semaphore(&self, name: impl AsRef<[u8]>, permits: usize) -> LockBuilder {
-        LockBuilder::new(self.quorum.semaphore(name, permits), Arc::clone(&self.thread))
+        self.with(self.value.semaphore(name, permits))
     }
 
     /// Describes one lock on several keys: see [`crate::Quorum::lock_all`].
     pub fn lock_all<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
-        LockBuilder::new(self.quorum.lock_all(keys), Arc::clone(&self.thread))
+        self.with(self.value.lock_all(keys))
     }
 
     /// Attaches a lock that another process detached: see [`crate::Quorum::attach`].
@@ -76,7 +75,7 @@ impl Quorum {
     /// # Errors
     /// See [`AttachError`].
     pub fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
-        self.lock_all(detached.keys()).ttl(detached.ttl()).attach(detached)
+        self.wait_for(self.value.attach(detached))
     }
 
     /// Releases a detached lock that no process attaches: see [`crate::Quorum::release_detached`].
@@ -84,12 +83,7 @@ impl Quorum {
     /// # Errors
     /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release then continues.
     pub fn release_detached(&self, detached: DetachedLock) -> Result<Released, ReleaseError> {
-        self.thread.block_on(self.quorum.release_detached(detached))
-    }
-
-    /// The state of the connection to each node: see [`crate::Quorum::health`].
-    pub fn health(&self) -> Vec<NodeHealth> {
-        self.quorum.health()
+        self.thread.block_on(self.value.release_detached(detached))
     }
 
     /// Asks every node which lock holds `key`, and for how long: see [`crate::Quorum::inspect`].
@@ -97,7 +91,7 @@ impl Quorum {
     /// # Errors
     /// [`InspectError::NoAnswer`] when no node answers.
     pub fn inspect(&self, key: impl AsRef<[u8]>) -> Result<Inspection, InspectError> {
-        self.thread.block_on(self.quorum.inspect(key))
+        self.thread.block_on(self.value.inspect(key))
     }
 
     /// Asks every node about the slots of a semaphore: see [`crate::Quorum::inspect_semaphore`].
@@ -108,13 +102,13 @@ impl Quorum {
         &self,
         name: impl AsRef<[u8]>,
     ) -> Result<Vec<(Vec<u8>, Inspection)>, InspectError> {
-        self.thread.block_on(self.quorum.inspect_semaphore(name))
+        self.thread.block_on(self.value.inspect_semaphore(name))
     }
 
     /// Checks whether another client of a semaphore uses more permits: see
     /// [`crate::Quorum::larger_permits`].
     pub fn larger_permits(&self, name: impl AsRef<[u8]>, permits: usize) -> Option<usize> {
-        self.thread.block_on(self.quorum.larger_permits(name, permits))
+        self.thread.block_on(self.value.larger_permits(name, permits))
     }
 
     /// Revokes the lock on `key`: see [`crate::Quorum::revoke`].
@@ -122,7 +116,7 @@ impl Quorum {
     /// # Errors
     /// [`RevokeError::NoAnswer`] when no node answers.
     pub fn revoke(&self, key: impl AsRef<[u8]>) -> Result<Revocation, RevokeError> {
-        self.revocation(self.quorum.revoke(key))
+        self.wait_for(self.value.revoke(key))
     }
 
     /// Ends the lock on `key` at once: see [`crate::Quorum::revoke_now`].
@@ -130,15 +124,7 @@ impl Quorum {
     /// # Errors
     /// [`RevokeError::NoAnswer`] when no node answers.
     pub fn revoke_now(&self, key: impl AsRef<[u8]>) -> Result<Revocation, RevokeError> {
-        self.revocation(self.quorum.revoke_now(key))
-    }
-
-    fn revocation(
-        &self,
-        revoking: impl Future<Output = Result<crate::Revocation, RevokeError>>,
-    ) -> Result<Revocation, RevokeError> {
-        let revocation = self.thread.block_on(revoking)?;
-        Ok(Revocation { revocation, thread: Arc::clone(&self.thread) })
+        self.wait_for(self.value.revoke_now(key))
     }
 
     /// Lists the locks whose keys match `pattern`, on all nodes: see [`crate::Quorum::scan`].
@@ -146,7 +132,7 @@ impl Quorum {
     /// # Errors
     /// [`ScanError::NoAnswer`] when no node lists its locks.
     pub fn scan(&self, pattern: impl AsRef<[u8]>, limit: usize) -> Result<LockList, ScanError> {
-        self.thread.block_on(self.quorum.scan(pattern, limit))
+        self.thread.block_on(self.value.scan(pattern, limit))
     }
 
     /// Waits until the releases in the background have ended, for `limit` at most: see
@@ -155,26 +141,15 @@ impl Quorum {
     /// # Errors
     /// [`FlushError`] with the number of unfinished releases.
     pub fn flush(&self, limit: Duration) -> Result<(), FlushError> {
-        self.thread.block_on(self.quorum.flush(limit))
+        self.thread.block_on(self.value.flush(limit))
     }
 }
 
 impl Revocation {
-    /// Returns the progress of the revocation: see [`crate::Revocation::report`].
-    pub fn report(&self) -> RevocationReport {
-        self.revocation.report()
-    }
-
     /// Waits until the lock is over, for `limit` at most. Returns whether it is over.
     pub fn ended(&mut self, limit: Duration) -> bool {
-        let ended = self.revocation.ended();
+        let ended = self.value.ended();
         let _ = self.thread.block_on(async { timeout(limit, ended).await });
         self.report().state == RevocationState::Over
-    }
-}
-
-impl fmt::Debug for Quorum {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.quorum.fmt(f)
     }
 }
