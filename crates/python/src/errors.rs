@@ -46,9 +46,10 @@ impl From<Failure> for PyErr {
 
 impl Failure {
     fn exception<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let class = py.import("quorlock.errors")?.getattr(self.class())?;
+        let (class, nodes) = self.class_and_nodes();
+        let class = py.import("quorlock.errors")?.getattr(class)?;
         let exception = class.call1((self.to_string(),))?;
-        if let Some(nodes) = self.nodes() {
+        if let Some(nodes) = nodes {
             exception.setattr("nodes", node_answers(py, nodes)?)?;
         }
         if let Self::Acquire(AcquireError::TimedOut { waited, .. }) = self {
@@ -75,62 +76,45 @@ impl Failure {
         Ok(exception)
     }
 
-    fn class(&self) -> &'static str {
+    /// The class of the exception, and what each node answered.
+    fn class_and_nodes(&self) -> (&'static str, Option<&NodeAnswers>) {
         match self {
-            Self::Acquire(AcquireError::Held { .. }) => "HeldError",
-            Self::Acquire(AcquireError::TimedOut { .. }) => "WaitTimeoutError",
-            Self::Acquire(AcquireError::NoQuorum { .. })
-            | Self::Attach(AttachError::NoQuorum { .. })
-            | Self::Extend(ExtendError::NoQuorum { .. })
-            | Self::Release(ReleaseError::NoQuorum { .. }) => "NoQuorumError",
-            Self::Acquire(AcquireError::InsufficientValidity { .. })
-            | Self::Attach(AttachError::InsufficientValidity { .. }) => "InsufficientValidityError",
+            Self::Acquire(AcquireError::Held { nodes, .. }) => ("HeldError", Some(nodes)),
+            Self::Acquire(AcquireError::TimedOut { nodes, .. }) => {
+                ("WaitTimeoutError", Some(nodes))
+            }
+            Self::Acquire(AcquireError::NoQuorum { nodes })
+            | Self::Attach(AttachError::NoQuorum { nodes })
+            | Self::Extend(ExtendError::NoQuorum { nodes })
+            | Self::Release(ReleaseError::NoQuorum { nodes }) => ("NoQuorumError", Some(nodes)),
+            Self::Acquire(AcquireError::InsufficientValidity { nodes })
+            | Self::Attach(AttachError::InsufficientValidity { nodes }) => {
+                ("InsufficientValidityError", Some(nodes))
+            }
             Self::Acquire(AcquireError::InvalidRequest { .. })
             | Self::Attach(AttachError::InvalidRequest { .. })
-            | Self::Detached(_) => "InvalidRequestError",
-            Self::Attach(AttachError::Gone { .. }) => "GoneError",
-            Self::Extend(ExtendError::Lost { .. }) | Self::Lost(_) => "LostError",
-            Self::Extend(ExtendError::Revoked { .. }) => "RevokedError",
-            Self::Extend(ExtendError::HeldTooLong { .. }) => "HeldTooLongError",
-            Self::Acquire(_) => "AcquireError",
-            Self::Attach(_) => "AttachError",
-            Self::Connect(_) => "ConnectError",
-            Self::Extend(_) => "ExtendError",
-            Self::Flush(_) => "FlushError",
-            Self::Inspect(_) => "InspectError",
-            Self::Release(_) => "ReleaseError",
-            Self::NotAcquired => "NotAcquiredError",
-            Self::Forked => "ForkedError",
-            Self::Panicked => "QuorlockError",
-        }
-    }
-
-    fn nodes(&self) -> Option<&NodeAnswers> {
-        match self {
-            Self::Acquire(
-                AcquireError::Held { nodes, .. }
-                | AcquireError::TimedOut { nodes, .. }
-                | AcquireError::NoQuorum { nodes }
-                | AcquireError::InsufficientValidity { nodes },
-            )
-            | Self::Attach(
-                AttachError::Gone { nodes }
-                | AttachError::NoQuorum { nodes }
-                | AttachError::InsufficientValidity { nodes },
-            )
-            | Self::Extend(
-                ExtendError::Lost { nodes }
-                | ExtendError::NoQuorum { nodes }
-                | ExtendError::Revoked { nodes },
-            )
-            | Self::Inspect(InspectError::NoAnswer { nodes })
+            | Self::Detached(_) => ("InvalidRequestError", None),
+            Self::Attach(AttachError::Gone { nodes }) => ("GoneError", Some(nodes)),
+            Self::Extend(ExtendError::Lost { nodes })
             | Self::Lost(
                 LostError::Ended { nodes }
                 | LostError::Expired { nodes }
                 | LostError::Revoked { nodes },
-            )
-            | Self::Release(ReleaseError::NoQuorum { nodes }) => Some(nodes),
-            _ => None,
+            ) => ("LostError", Some(nodes)),
+            Self::Extend(ExtendError::Revoked { nodes }) => ("RevokedError", Some(nodes)),
+            Self::Extend(ExtendError::HeldTooLong { .. }) => ("HeldTooLongError", None),
+            Self::Inspect(InspectError::NoAnswer { nodes }) => ("InspectError", Some(nodes)),
+            Self::Acquire(_) => ("AcquireError", None),
+            Self::Attach(_) => ("AttachError", None),
+            Self::Connect(_) => ("ConnectError", None),
+            Self::Extend(_) => ("ExtendError", None),
+            Self::Flush(_) => ("FlushError", None),
+            Self::Inspect(_) => ("InspectError", None),
+            Self::Lost(_) => ("LostError", None),
+            Self::Release(_) => ("ReleaseError", None),
+            Self::NotAcquired => ("NotAcquiredError", None),
+            Self::Forked => ("ForkedError", None),
+            Self::Panicked => ("QuorlockError", None),
         }
     }
 }
