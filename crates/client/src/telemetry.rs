@@ -36,23 +36,18 @@ pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {
 }
 
 pub(crate) fn extended(lock: &LockInner, verdict: ExtensionVerdict) {
-    // A lock that its holder has released or detached causes no warning.
-    let outcome = match verdict {
-        ExtensionVerdict::Extended(_) => {
-            tracing::trace!(key = %lock.spec.keys, coverage = %lock.coverage(), "extended");
-            "extended"
-        }
-        ExtensionVerdict::Uncertain if lock.was_given_up() => "uncertain",
-        ExtensionVerdict::Uncertain => {
-            tracing::warn!(key = %lock.spec.keys, nodes = %lock.report(), "no majority confirmed the lock");
-            "uncertain"
-        }
-        ExtensionVerdict::Lost if lock.was_given_up() => "lost",
-        ExtensionVerdict::Lost => {
-            tracing::warn!(key = %lock.spec.keys, nodes = %lock.report(), "the lock is lost");
-            "lost"
-        }
+    let (outcome, warning) = match verdict {
+        ExtensionVerdict::Extended(_) => ("extended", None),
+        ExtensionVerdict::Uncertain => ("uncertain", Some("no majority confirmed the lock")),
+        ExtensionVerdict::Lost => ("lost", Some("the lock is lost")),
     };
+    let key = &lock.spec.keys;
+    match warning {
+        None => tracing::trace!(%key, coverage = %lock.coverage(), "extended"),
+        // A lock that its holder has released or detached causes no warning.
+        Some(_) if lock.was_given_up() => {}
+        Some(warning) => tracing::warn!(%key, nodes = %lock.report(), "{warning}"),
+    }
     count("quorlock_extends_total", outcome);
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 use quorlock_core::Fence;
 use quorlock_core::client::{Answer, Context, Hold, Mode, Shard, Spec, Token};
 use quorlock_core::quorum::{self, ExtensionVerdict, LossReason, ReleaseVerdict};
+use scopeguard::{ScopeGuard, guard};
 use tokio::sync::{Notify, oneshot};
 
 use crate::driver::{Network, ReleaseResult, Shards, State};
@@ -184,9 +185,9 @@ impl LockInner {
             telemetry::ended(self, "already_over");
             return Ok(Released::AlreadyOver);
         }
-        let mut dropped = DroppedRelease(Some(self));
+        let dropped = guard((), |()| telemetry::ended(self, "dropped"));
         let verdict = verdict.await.ok();
-        dropped.0 = None;
+        ScopeGuard::into_inner(dropped);
         if let Some((ReleaseVerdict::AlreadyOver, answers)) = &verdict {
             let answers = answers.iter().cloned();
             self.with_shard(|state, _| state.machines.handle_released(self.number, answers));
@@ -261,17 +262,6 @@ fn released(network: &Network, result: Option<ReleaseResult>) -> Result<Released
             Err(ReleaseError::NoQuorum { nodes: network.report(answers) })
         }
         None => Err(ReleaseError::NoQuorum { nodes: network.report([]) }),
-    }
-}
-
-/// Records a lock as dropped, if its release is dropped before the verdict.
-struct DroppedRelease<'a>(Option<&'a LockInner>);
-
-impl Drop for DroppedRelease<'_> {
-    fn drop(&mut self) {
-        if let Some(lock) = self.0 {
-            telemetry::ended(lock, "dropped");
-        }
     }
 }
 

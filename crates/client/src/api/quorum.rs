@@ -17,7 +17,7 @@ use crate::{
     Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection,
     LeaseInfo, ListedLock, Lock, LockBuilder, LockList, LockState, NodeError, NodeHealth,
     NodeInspection, NodeRevocation, QuorumBuilder, ReleaseError, Released, Revocation, RevokeError,
-    ScanError, clock,
+    RevokedNode, ScanError, clock,
 };
 
 const SLOTS_INSPECTED_AT_ONCE: usize = 8;
@@ -361,11 +361,11 @@ impl Quorum {
     ) -> Result<Revocation, RevokeError> {
         let mut revocation = Revocation::start(&self.shards.network, key, mode);
         revocation.settle().await;
-        let failed = |result: &NodeRevocation| match result {
-            NodeRevocation::Failed(error) => Some(Answer::Failed(error.clone())),
+        let failed = |node: RevokedNode| match node.result {
+            NodeRevocation::Failed(error) => Some(Answer::Failed(error)),
             _ => None,
         };
-        let failures: Option<Vec<_>> = revocation.results().map(failed).collect();
+        let failures: Option<Vec<_>> = revocation.report().nodes.into_iter().map(failed).collect();
         match failures {
             Some(answers) => {
                 Err(RevokeError::NoAnswer { nodes: self.shards.network.report(answers) })

@@ -113,10 +113,6 @@ impl Revocation {
         }
     }
 
-    pub(crate) fn results(&self) -> impl Iterator<Item = &NodeRevocation> {
-        self.machine.nodes()
-    }
-
     fn act(&mut self) {
         while let Some(ask) = self.machine.poll() {
             let (network, key) = (Arc::clone(&self.network), Arc::clone(&self.key));

@@ -259,7 +259,7 @@ impl State {
                 ShardAction::Send { number, node, connection, request, spec, .. } => {
                     let outgoing = self.encode(request, spec);
                     let sent = match shards.network.connection(node, connection) {
-                        Some(connection) => connection.ask(outgoing, || {
+                        Some(connection) => connection.batches.add(outgoing, || {
                             let inbox: Weak<Shards> = Arc::downgrade(shards);
                             Ticket::new(inbox, index, number)
                         }),

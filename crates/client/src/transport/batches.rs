@@ -24,7 +24,7 @@ pub(super) const UNANSWERED_MAX: usize = 65_536;
 const BATCH_MAX: usize = 256;
 
 /// The requests to one connection, in the order in which they were made.
-pub(super) struct Batches {
+pub(crate) struct Batches {
     queue: Arc<Queue>,
     _task: AbortOnDropHandle<()>,
 }
@@ -62,7 +62,7 @@ impl Batches {
     }
 
     /// Adds a request behind all earlier ones, unless it fails at once. Needs no runtime.
-    pub(super) fn add(
+    pub(crate) fn add(
         &self,
         outgoing: Outgoing,
         ticket: impl FnOnce() -> Ticket,
@@ -220,7 +220,7 @@ mod tests {
         fn ask(&self, key: &str, command: Command) -> Result<(), NodeError> {
             let spec = Spec::exclusive(Keys::from_iter([key]), Ttl::from_ms(60_000).unwrap());
             let outgoing = Outgoing::new(&spec, &Request { token: Token::of_bits(1), command });
-            self.connection.ask(outgoing, || {
+            self.connection.batches.add(outgoing, || {
                 let inbox = Arc::downgrade(&self.inbox);
                 Ticket::new(inbox, 0, 0)
             })

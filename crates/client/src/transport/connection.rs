@@ -9,9 +9,8 @@ use quorlock_core::client::{Hello, NodeError, limits};
 use tokio::time::Instant;
 
 use super::batches::{Batches, UNANSWERED_MAX};
-use super::command::{Outgoing, read_error};
+use super::command::read_error;
 use super::port_protocol;
-use super::ticket::Ticket;
 
 /// A node, with RESP3: without it, redis-rs does not report the end of a connection.
 #[derive(Clone)]
@@ -20,7 +19,8 @@ pub(crate) struct Endpoint(Client);
 /// A shared connection to a node.
 pub(crate) struct Connection {
     wire: MultiplexedConnection,
-    batches: Batches,
+    /// The requests about locks.
+    pub(crate) batches: Batches,
     /// The number among the connections of the node.
     pub(crate) number: u64,
 }
@@ -138,15 +138,6 @@ fn connect_error(error: &RedisError) -> NodeError {
 }
 
 impl Connection {
-    /// Sends a request, unless it fails at once.
-    pub(crate) fn ask(
-        &self,
-        outgoing: Outgoing,
-        ticket: impl FnOnce() -> Ticket,
-    ) -> Result<(), NodeError> {
-        self.batches.add(outgoing, ticket)
-    }
-
     /// Returns whether the node replied to a PING without an error.
     pub(crate) async fn ping(&self) -> bool {
         let replied = self.wire.clone().send_packed_command(&::redis::cmd("PING")).await;
