@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::handle::Blocking;
+use super::thread::Blocking;
 use crate::{
     AcquireError, AttachError, DetachedLock, ExtendError, Holder, LostError, ReleaseError,
     Released, RunError,

@@ -19,11 +19,10 @@
 //! `renew` was called. The API also works inside a program that uses tokio: a call does not panic
 //! there, but blocks its caller's thread.
 
-mod handle;
 mod lock;
 mod quorum;
 mod thread;
 
-pub use handle::Blocking;
 pub use lock::{Lock, LockBuilder, LockWatch};
 pub use quorum::{Quorum, QuorumBuilder, Revocation};
+pub use thread::Blocking;

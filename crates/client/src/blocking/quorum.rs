@@ -3,8 +3,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::handle::Blocking;
-use super::thread::QuorumThread;
+use super::thread::{Blocking, QuorumThread};
 use super::{Lock, LockBuilder};
 use crate::{
     AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, LockList,

@@ -65,30 +65,3 @@ impl Timers {
         due
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const START: Moment = Moment { boot: Duration::from_secs(9), raw: Duration::from_secs(5) };
-
-    fn at(boot_ms: u64, raw_ms: u64) -> Moment {
-        let from = |start: Duration, ms| start + Duration::from_millis(ms);
-        Moment { boot: from(START.boot, boot_ms), raw: from(START.raw, raw_ms) }
-    }
-
-    #[test]
-    fn earlier_timer_on_either_clock_stays_until_it_is_cleared() {
-        let raw_ms = |ms| START.raw + Duration::from_millis(ms);
-        let mut timers = Timers::default();
-        timers.set(1, Some(at(20, 90)), START);
-        timers.set(2, Some(at(90, 30)), START);
-        timers.set(1, Some(at(30, 30)), START);
-        assert_eq!(timers.take_due(raw_ms(19)), [0_u64; 0]);
-        assert_eq!(timers.take_due(raw_ms(20)), [1]);
-        timers.set(2, Some(at(10, 10)), START);
-        assert_eq!(timers.next(), raw_ms(10));
-        timers.set(2, None, START);
-        assert_eq!(timers.next(), Duration::MAX);
-    }
-}

@@ -3,7 +3,7 @@
 
 use std::future::poll_fn;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 
 use ::redis::aio::MultiplexedConnection;
@@ -16,7 +16,6 @@ use tokio::task::unconstrained;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::command::{Outgoing, read_error};
-use super::ticket::Ticket;
 
 /// The limit for one connection, in requests.
 pub(super) const UNANSWERED_MAX: usize = 65_536;
@@ -176,6 +175,46 @@ fn finish(batch: Vec<QueuedRequest>, replies: Result<Vec<Value>, RedisError>) {
     };
     for request in batch {
         request.ticket.answer(Response::Failed(error.clone()));
+    }
+}
+
+/// Receives the responses of a client.
+pub(crate) trait Inbox: Send + Sync {
+    /// Takes the response to the request of this shard with this number.
+    fn put(self: Arc<Self>, shard: usize, number: u64, response: Response);
+}
+
+/// The place for one response. Reports a lost connection when it is dropped unanswered.
+pub(crate) struct Ticket {
+    inbox: Weak<dyn Inbox>,
+    shard: usize,
+    number: u64,
+    is_answered: bool,
+}
+
+impl Ticket {
+    pub(crate) fn new(inbox: Weak<dyn Inbox>, shard: usize, number: u64) -> Self {
+        Self { inbox, shard, number, is_answered: false }
+    }
+
+    pub(crate) fn answer(mut self, response: Response) {
+        self.put(response);
+    }
+
+    fn put(&mut self, response: Response) {
+        self.is_answered = true;
+        // Without a client, no call awaits the response.
+        if let Some(inbox) = self.inbox.upgrade() {
+            inbox.put(self.shard, self.number, response);
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.put(Response::Failed(NodeError::connection_lost()));
+        }
     }
 }
 

@@ -1,3 +1,4 @@
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
@@ -5,11 +6,11 @@ use ::redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, Pipeline, ProtocolVersion,
     RedisError, RedisResult, Value,
 };
-use quorlock_core::client::{Hello, NodeError, limits};
+use quorlock_core::client::{Hello, NodeError, Response, limits};
 use tokio::time::Instant;
 
 use super::batches::{Batches, UNANSWERED_MAX};
-use super::command::read_error;
+use super::command::{Outgoing, read_error};
 use super::port_protocol;
 
 /// A node, with RESP3: without it, redis-rs does not report the end of a connection.
@@ -45,7 +46,7 @@ impl Endpoint {
         }
     }
 
-    pub(super) async fn open_wait_connection(&self) -> Result<MultiplexedConnection, NodeError> {
+    async fn open_wait_connection(&self) -> Result<MultiplexedConnection, NodeError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(limits::HANDSHAKE))
             // The machines give up earlier. But no call waits for the end of a lost WAIT, and its
@@ -150,5 +151,66 @@ impl Connection {
         let replies = self.wire.clone().send_packed_commands(&commands, 0, count).await;
         let replies = replies.map_err(|error| read_error(&error))?;
         if replies.len() == count { Ok(replies) } else { Err(NodeError::UnexpectedReply) }
+    }
+}
+
+/// The most wait connections that are kept without a WAIT.
+const IDLE_MAX: usize = 16;
+
+/// The wait connections of a client to one node. A command that blocks delays every later command
+/// on its connection, so a wait connection carries one WAIT at a time, and no other requests.
+pub(crate) struct WaitConnectionPool {
+    endpoint: Endpoint,
+    idle: Mutex<Vec<MultiplexedConnection>>,
+}
+
+/// A connection for one WAIT. If it carries no WAIT when it is dropped, it returns to the pool.
+pub(crate) struct WaitConnection {
+    connection: Option<MultiplexedConnection>,
+    pool: Arc<WaitConnectionPool>,
+}
+
+impl WaitConnectionPool {
+    pub(crate) fn new(endpoint: Endpoint) -> Self {
+        Self { endpoint, idle: Mutex::default() }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<MultiplexedConnection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes an idle connection or opens one.
+    pub(crate) async fn checkout(self: Arc<Self>) -> Result<WaitConnection, NodeError> {
+        let idle = self.idle().pop();
+        let connection = match idle {
+            Some(connection) => connection,
+            None => self.endpoint.open_wait_connection().await?,
+        };
+        Ok(WaitConnection { connection: Some(connection), pool: self })
+    }
+}
+
+impl WaitConnection {
+    /// Sends a WAIT, and returns the response. Then the pool may reuse the connection.
+    pub(crate) async fn ask(mut self, outgoing: Outgoing) -> Response {
+        let Some(mut connection) = self.connection.take() else {
+            return Response::Failed(NodeError::connection_lost());
+        };
+        let reply = connection.send_packed_command(&outgoing.packet).await;
+        // An error reply leaves the connection usable, and any other error does not.
+        if reply.is_ok() {
+            self.connection = Some(connection);
+        }
+        outgoing.read(reply)
+    }
+}
+
+impl Drop for WaitConnection {
+    fn drop(&mut self) {
+        let Some(connection) = self.connection.take() else { return };
+        let mut idle = self.pool.idle();
+        if idle.len() < IDLE_MAX {
+            idle.push(connection);
+        }
     }
 }

@@ -7,12 +7,9 @@ mod operator;
 mod port_protocol;
 #[cfg(test)]
 mod protocol_vectors;
-mod ticket;
-mod wait_connection_pool;
 
+pub(crate) use batches::{Inbox, Ticket};
 pub(crate) use command::Outgoing;
 pub use command::read_error;
 pub use connection::connect_or_explain;
-pub(crate) use connection::{Connection, Endpoint, open};
-pub(crate) use ticket::{Inbox, Ticket};
-pub(crate) use wait_connection_pool::WaitConnectionPool;
+pub(crate) use connection::{Connection, Endpoint, WaitConnectionPool, open};
