@@ -6,11 +6,15 @@ use std::task::Poll;
 use std::time::Duration;
 
 use quorlock_core::Ttl;
-use quorlock_core::client::{Failure, Keys, Mode, Reason, Spec, limits};
+use quorlock_core::client::{
+    Answer, Context, Failure, Keys, Mode, NodeError, Reason, Shard, Spec, limits,
+};
+use scopeguard::{ScopeGuard, guard};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use tracing::Instrument as _;
 
-use super::call::run_call;
+use super::lock_inner::LockInner;
 use super::queries::{self, PERMITS_MAX};
 use crate::driver::Shards;
 use crate::{
@@ -410,6 +414,49 @@ impl LockBuilder {
         spec.check().map_err(|error| error.to_string())?;
         Ok(spec)
     }
+}
+
+/// Runs a call that acquires a lock, or attaches one that had this slot.
+///
+/// Dropped before its end, the call releases the lock in the background.
+async fn run_call(
+    shards: &Arc<Shards>,
+    spec: Spec,
+    slot: Option<usize>,
+    begin: impl FnOnce(&mut Shard, Arc<Spec>, &mut Context<'_>) -> u64,
+) -> Result<Arc<LockInner>, Failure> {
+    let (started, index) = (Instant::now(), shards.of(spec.name()));
+    let (result, ended) = oneshot::channel();
+    let number = shards.with_shard(index, |state, ctx| {
+        let number = begin(&mut state.machines, Arc::new(spec), ctx);
+        state.callers.calls.insert(number, result);
+        number
+    });
+    let cancel = guard((), |()| {
+        shards.with_shard(index, |state, ctx| {
+            state.callers.calls.remove(&number);
+            state.machines.cancel(number, ctx);
+        });
+    });
+    let (reason, answer) = match ended.await {
+        Ok(Ok(attempts)) => match LockInner::acquired(shards, index, number, attempts, slot) {
+            Some(lock) => {
+                ScopeGuard::into_inner(cancel);
+                return Ok(lock);
+            }
+            None => (Reason::InsufficientValidity, Answer::Granted(None)),
+        },
+        Ok(Err(failure)) => {
+            ScopeGuard::into_inner(cancel);
+            return Err(failure);
+        }
+        Err(_) => {
+            let reason = "the client's runtime has ended".to_owned();
+            (Reason::NoQuorum, Answer::Failed(NodeError::Down { reason }))
+        }
+    };
+    let answers = vec![answer; shards.network.nodes.len()];
+    Err(Failure { reason, answers, took: started.elapsed() })
 }
 
 fn default_owner() -> Arc<str> {

@@ -1,6 +1,5 @@
 //! The public types.
 
-mod call;
 mod detached;
 mod error;
 mod gate;
