@@ -266,7 +266,7 @@ async fn supervise(
         Some(line) => &["sh".into(), "-c".into(), line.clone()],
         None => &args.command[..],
     };
-    let watchdog = WatchdogHandle::start(&order, command, environment);
+    let watchdog = WatchdogHandle::start(&order, command, environment).await;
     let mut watchdog = watchdog.context("cannot start the watchdog of the command")?;
     let (mut is_stopped, mut is_interrupted) = (false, false);
     loop {

@@ -260,6 +260,7 @@ impl Fleet {
         let mut command = on_urls(&self.nodes.urls(), "restart-nodes");
         command
             .env("QUORLOCK_NODES", "redis://:secret@a")
+            .env("QUORLOCK_PASSWORD", "secret")
             .args(options)
             .arg("--")
             .args(["sh", "-c"]);
@@ -313,9 +314,10 @@ fn node_is_restarted_only_while_all_others_vote() {
 fn failed_command_or_a_node_that_is_not_back_ends_the_restarts() {
     let fleet = Fleet::start();
     assert_error(&fleet.output(&[], "exit 3"), 125, "No further node was restarted");
-    let output = fleet.output(&["--limit", "1s"], "echo ${QUORLOCK_NODES-none}");
+    let shown = "echo ${QUORLOCK_NODES-none} ${QUORLOCK_PASSWORD-none}";
+    let output = fleet.output(&["--limit", "1s"], shown);
     assert_error(&output, 122, "it was not restarted. No further node was restarted");
-    assert_eq!(stdout(&output), "none\n", "the command does not inherit the password");
+    assert_eq!(stdout(&output), "none none\n", "the command does not inherit the password");
     assert_eq!(fleet.asked().len(), 2);
 }
 

@@ -11,7 +11,7 @@
 mod process;
 
 use std::ffi::OsString;
-use std::io::{self, IoSlice, Write as _, stdin};
+use std::io::{self, IoSlice, stdin};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net;
@@ -28,7 +28,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::timeout;
@@ -59,7 +59,7 @@ pub(crate) struct WatchdogHandle {
 pub(crate) const PERMIT_VARIABLE: &str = "QUORLOCK_PERMIT";
 
 impl WatchdogHandle {
-    pub(crate) fn start(
+    pub(crate) async fn start(
         order: &Order,
         command: &[OsString],
         environment: impl IntoIterator<Item = (&'static str, OsString)>,
@@ -80,9 +80,11 @@ impl WatchdogHandle {
         // Closes this process's copy of `theirs`.
         drop(watchdog);
         send_descriptor(&ours, stdin().as_fd())?;
-        ours.set_write_timeout(Some(ORDER_LIMIT))?;
-        (&ours).write_all(&[&serde_json::to_vec(order)?[..], b"\n"].concat())?;
-        let (group, connection) = (order.begin.group, Connection::new(ours)?);
+        let (group, mut connection) = (order.begin.group, Connection::new(ours)?);
+        let line = [&serde_json::to_vec(order)?[..], b"\n"].concat();
+        let sent = timeout(ORDER_LIMIT, connection.writer.write_all(&line)).await;
+        let late = |_| Err(io::Error::other("it did not take its order in time"));
+        sent.unwrap_or_else(late)?;
         Ok(Self { process, leader: None, group, other_children, connection })
     }
 
