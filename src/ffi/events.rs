@@ -100,8 +100,8 @@ unsafe extern "C" fn on_event(
 
 /// # Safety
 /// `data` is null, or points to the structure that the server passes with this event. The texts in
-/// it end in a zero. With the event of a key, the server has selected the database of the key, which
-/// is open and has its old value.
+/// it end in a zero. With the event of a key, the server has selected the database of the key,
+/// which is open and has its old value.
 unsafe fn handle(ctx: &Ctx<'_>, event: u64, subevent: u64, data: *mut c_void) {
     let event = match (event, subevent) {
         (raw::REDISMODULE_EVENT_EVENTLOOP, raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP) => {
