@@ -233,3 +233,18 @@ fn text_that_is_no_handle_is_refused_and_not_shown() {
     }
     assert_eq!(nodes_holding(&nodes), 1);
 }
+
+#[test]
+fn shared_lock_of_a_script_stays_shared() {
+    let nodes = Nodes::start(3);
+    let shared = ["--ttl", "60s", "--wait", "5s", "--shared", "k"];
+    let handles = [(); 2].map(|()| {
+        let output = on(&nodes, "acquire").args(shared).output().unwrap();
+        assert_ok(&output);
+        stdout(&output).to_owned()
+    });
+    let extend = || with_input(on(&nodes, "extend").arg("-"), &handles[0]);
+    assert_ok(&output_retried_on_122(extend));
+    let output = on(&nodes, "acquire").args(shared).output().unwrap();
+    assert_ok(&output);
+}
