@@ -194,3 +194,23 @@ fn held_lock_is_extended_revoked_and_released_at_maxmemory() {
         assert!(matches!(cli.reply(line), Int(1..)), "{line}");
     }
 }
+
+#[test]
+fn exclusive_lease_costs_at_most_220_bytes_beside_its_key() {
+    // Nearly a power of two: tables, which grow by doubling, are nearly full.
+    const LEASES: u64 = 16_000;
+    let (_server, mut cli) = server_and_cli();
+    let mut bytes_after = |command_of: fn(u64) -> String| {
+        cli.reply("FLUSHALL");
+        let mut batch = redis::pipe();
+        for n in 0..LEASES {
+            batch.add_command(command(&command_of(n)));
+        }
+        batch.query::<Vec<Value>>(&mut cli.0).unwrap();
+        quorlock_testkit::info(&mut cli.0, "memory", "used_memory").unwrap()
+    };
+    let keys = bytes_after(|n| format!("SET k{n} {n:032x} PX 60000"));
+    let leases = bytes_after(|n| format!("LOCK.ACQUIRE k{n} {n:032x} 60000"));
+    let bytes = (leases - keys) / LEASES;
+    assert!(bytes <= 220, "{bytes} bytes");
+}

@@ -319,3 +319,17 @@ fn module_that_is_loaded_again_has_its_new_set() {
     assert_eq!(load(&["set", "us", "1", "1"]).1[0], "lock_set_name:us");
     assert_eq!(load(&[]), (String::new(), Vec::new()));
 }
+
+#[test]
+fn numbers_that_were_set_survive_a_rewrite_and_win_over_an_argument() {
+    let conf = RedisConf::new("max-clock-skew 1 rejoin-delay 1", "");
+    let mut server = conf.start();
+    for name in ["lock.max-clock-skew", "lock.rejoin-delay"] {
+        set(&mut server.connection(), name, "7").unwrap();
+    }
+    cmd("CONFIG").arg("REWRITE").exec(&mut server.connection()).expect("it is written");
+    server.restart().expect("the server starts with the file that it wrote");
+    for name in ["lock.max-clock-skew", "lock.rejoin-delay"] {
+        assert_eq!(get(&mut server.connection(), name), "7", "{}", conf.text());
+    }
+}

@@ -153,3 +153,13 @@ fn scan_lists_no_lock_of_a_database_that_was_just_flushed() {
     let nothing = Value::Array(vec![Value::BulkString("0".into()), Value::Array(Vec::new())]);
     assert_eq!(replies, [Okay, nothing]);
 }
+
+#[test]
+fn flush_before_a_reload_in_the_same_turn_ends_the_lock() {
+    for flush in ["FLUSHALL", "FLUSHDB"] {
+        let (server, mut cli) = server_and_cli();
+        assert_ne!(cli.reply(ACQUIRE), Nil);
+        cli.in_one_turn(&[flush, "DEBUG RELOAD"]);
+        assert_ended_and_acquire(&server, &mut cli, flush);
+    }
+}

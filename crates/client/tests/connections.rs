@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::common::{
-    Net, PATIENCE, connect, net, net_of, quorum, spawn_acquire, until_held_on, until_in_line,
-    wait_until_all_hold, wait_until_free,
+    Net, PATIENCE, calls, connect, net, net_of, quorum, spawn_acquire, until_held_on,
+    until_in_line, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{AcquireError, Lock, Ownership, Quorum};
 use quorlock_testkit::{Direction, Nodes, Proxy, eventually_async};
@@ -24,13 +24,24 @@ async fn connections_recover_as_long_as_any_handle_lives() {
         kill.arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]);
         kill.exec(&mut node.connection()).unwrap();
     }
+    let extended = || calls(&nodes[0], "lock.extend");
+    let before = extended();
     sleep(TTL * 2).await;
+    let in_two_ttls = extended() - before;
+    // One in each third of a ttl makes 6.
+    assert!((5..=12).contains(&in_two_ttls), "{in_two_ttls} extensions");
     assert!(matches!(lock.ownership(), Ownership::Held(_)), "{:?}", lock.ownership());
     builder.acquire().await.unwrap().release().await.unwrap();
+    let waiting = tokio::spawn({
+        let watch = watch.clone();
+        async move { watch.ended().await }
+    });
+    tokio::task::yield_now().await;
     drop((lock, builder));
     // Only the watch keeps the connections open. The dropped lock is released through them.
     wait_until_free(&nodes, "k").await;
     assert!(watch.ended().await.is_none());
+    assert!(waiting.is_finished());
 }
 
 async fn all_grant(quorum: &Quorum) -> bool {

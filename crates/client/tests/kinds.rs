@@ -277,3 +277,14 @@ async fn at_most_one_process_attaches_the_same_text() {
     }
     assert!(attached > 0);
 }
+
+#[tokio::test]
+async fn holder_learns_that_another_process_released_its_lock() {
+    let (nodes, holder) = quorum(3).await;
+    let mut lock = holder.lock("k").acquire().await.unwrap();
+    wait_until_all_hold(&nodes, "k").await;
+    connect(nodes.urls()).await.release_detached(lock.to_detached()).await.unwrap();
+    wait_until_free(&nodes, "k").await;
+    let extended = lock.extend().await;
+    assert!(matches!(extended, Err(ExtendError::Lost { .. })), "{extended:?}");
+}

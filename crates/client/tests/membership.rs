@@ -143,3 +143,14 @@ async fn nodes_are_added_removed_and_replaced_under_load() {
     newest.shutdown().await;
     assert_eq!(load.overlaps.load(Ordering::SeqCst), 0);
 }
+
+#[tokio::test]
+async fn client_that_lists_only_a_part_of_the_set_acquires_nothing() {
+    let nodes: Vec<_> = (1..=3).map(|id| start(id, "1,2,3,4,5")).collect();
+    for node in &nodes {
+        until_voting(node).await;
+    }
+    let quorum = Quorum::connect(nodes.iter().map(Server::url)).await.unwrap();
+    let error = quorum.lock("k").try_acquire().await.unwrap_err();
+    assert!(format!("{error:?}").contains("NotAdmitted"), "{error:?}");
+}

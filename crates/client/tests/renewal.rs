@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::common::{PATIENCE, calls, connect, net, quorum, wait_until_all_hold};
+use crate::common::{PATIENCE, calls, connect, net, quorum, wait_until_all_hold, wait_until_free};
 use quorlock_client::{LockWatch, LostError, Ownership, RunError};
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tokio::sync::oneshot;
@@ -110,4 +110,25 @@ async fn loss_is_reported_at_the_deadline_and_not_before() {
         net.heal();
     }
     assert!(least_late_by < Duration::from_millis(10), "{least_late_by:?} after the deadline");
+}
+
+#[tokio::test]
+async fn dropped_run_drops_the_work_and_releases_the_lock() {
+    let (nodes, quorum) = quorum(3).await;
+    let in_use = Arc::new(());
+    let users = Arc::downgrade(&in_use);
+    let (start, started) = oneshot::channel();
+    let builder = quorum.lock("k").ttl(Duration::from_secs(60));
+    let running = tokio::spawn(async move {
+        let work = async move |_| {
+            start.send(()).unwrap();
+            std::future::pending::<()>().await;
+            drop(in_use);
+        };
+        builder.run(work).await
+    });
+    started.await.unwrap();
+    running.abort();
+    wait_until_free(&nodes, "k").await;
+    assert_eq!(users.strong_count(), 0, "the work is dropped");
 }

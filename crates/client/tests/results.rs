@@ -10,7 +10,7 @@ use crate::common::{
 };
 use futures_util::poll;
 use quorlock_client::{AcquireError, ExtendError, NodeError, Ownership, Quorum, ReleaseError};
-use quorlock_testkit::{Direction, Nodes, Server, eventually, eventually_async};
+use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, eventually_async};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 use tokio::time::Instant;
@@ -186,4 +186,25 @@ async fn loss_is_told_with_the_verdict() {
     assert!(losing.is_finished());
     running.abort();
     tokio::time::resume();
+}
+
+#[tokio::test]
+async fn wait_ends_in_time_although_the_node_is_silent() {
+    const WAIT: Duration = Duration::from_millis(300);
+    let net = net(1).await;
+    let _held = net.quorum.lock("k").acquire().await.unwrap();
+    let mut least = Duration::MAX;
+    // On a busy machine one try may be late, but not all of them.
+    for _ in 0..5 {
+        let quorum = connect(net.proxies.iter().map(Proxy::url)).await;
+        net.hold(Direction::ToClient);
+        let started = Instant::now();
+        // The node still owes the answer to a second request when the wait ends.
+        let builder = quorum.lock("k").wait(WAIT).node_timeout(WAIT * 2 / 3);
+        builder.acquire().await.unwrap_err();
+        assert!(started.elapsed() >= WAIT, "{:?}", started.elapsed());
+        least = least.min(started.elapsed());
+        net.heal();
+    }
+    assert!(least < WAIT + Duration::from_millis(50), "{least:?}");
 }

@@ -335,6 +335,8 @@ mod tests {
             let response = asker.response().await;
             assert!(is_down(&response), "{response:?}");
         }
+        asker.ping().unwrap();
+        assert!(is_down(&asker.response().await));
     }
 
     #[test]
