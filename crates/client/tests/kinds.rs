@@ -174,7 +174,7 @@ async fn larger_number_of_permits_is_noticed_when_the_semaphore_is_full() {
         held.push(theirs.semaphore("s", 3).try_acquire().await.unwrap());
     }
     let warnings = Recorder::new(Level::WARN);
-    let _listening = tracing::subscriber::set_default(warnings.clone());
+    let _listening = warnings.listen();
     let inspected = || nodes.iter().map(|node| calls(node, "lock.inspect")).sum::<u64>();
     let before = inspected();
     assert!(theirs.semaphore("s", 3).try_acquire().await.is_err());

@@ -16,7 +16,7 @@ fn token(node: &Server, key: &str) -> String {
 #[tokio::test]
 async fn no_token_is_in_logs_errors_or_debug_output() {
     let logged = Recorder::new(Level::TRACE);
-    let _listening = tracing::subscriber::set_default(logged.clone());
+    let _listening = logged.listen();
     let net = net(3).await;
     let limit = Duration::from_millis(300);
     let builder =

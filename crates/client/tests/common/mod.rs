@@ -12,7 +12,8 @@ use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, eventually_a
 use tokio::task::JoinHandle;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::subscriber::DefaultGuard;
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
 /// The usual time limit of a wait: longer than most steps of a test take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -217,6 +218,15 @@ pub(crate) struct Recorder {
 impl Recorder {
     pub(crate) fn new(level: Level) -> Self {
         Self { level, text: Arc::default() }
+    }
+
+    /// Records what this thread does until the result is dropped.
+    ///
+    /// A second subscriber exists for as long. With one alone, tracing decides whether an event is
+    /// of interest by the subscriber of the first thread that meets it, and here most have none.
+    pub(crate) fn listen(&self) -> (DefaultGuard, Dispatch) {
+        let second = Dispatch::new(Self::new(Level::ERROR));
+        (tracing::subscriber::set_default(self.clone()), second)
     }
 
     pub(crate) fn text(&self) -> String {
