@@ -257,6 +257,8 @@ impl State {
             };
             match action {
                 ShardAction::Send { number, node, connection, request, spec, .. } => {
+                    let is_locked = || shards.states[index].try_lock().is_err();
+                    debug_assert!(is_locked(), "a later RELEASE could overtake the request");
                     let outgoing = self.encode(request, spec);
                     let sent = match shards.network.connection(node, connection) {
                         Some(connection) => connection.batches.add(outgoing, || {
