@@ -22,8 +22,11 @@ use crate::instruments::{
 use crate::report::{Row, readable};
 
 const WAITERS: usize = 10_000;
-/// Number of keys, for any of which waiters wait.
+/// Number of keys. Most waiters wait for all of them at once.
 const KEYS: usize = 64;
+/// The oldest waiters wait only for the last of these keys. Younger ones could not pass the others
+/// for long.
+const SINGLES: usize = WAITERS / 10;
 /// Number of clients that hang up at once.
 const LEAVING: usize = 5_000;
 /// Number of readers of a lock, or of leases.
@@ -33,6 +36,10 @@ const BATCH: usize = 500;
 const ROUNDS_MAX: usize = 8;
 /// A ttl longer than a round.
 const TTL_MS: u64 = 600_000;
+/// Time after which all waits end together. All earlier events must be over by then.
+const WAITS_END_AFTER: Duration = Duration::from_secs(10);
+/// Time from the end of the waits to the moment in which the stopped server continues.
+const STOPPED_AFTER_END: Duration = Duration::from_millis(50);
 /// Time in which a server is filled with readers that end together.
 const FILLED_WITHIN: Duration = Duration::from_secs(60);
 /// Time for which these readers hold the lock while writes are paused.
@@ -75,7 +82,7 @@ pub(crate) fn with_waiters() -> anyhow::Result<Vec<Row>> {
         slowest_max: Duration::from_millis(5),
         turn_max: Duration::MAX,
     };
-    best_of_rounds(&[one_key], &target)
+    best_of_rounds(&[several_keys, one_key], &target)
 }
 
 /// Measures events with a million readers or leases, and releases that serve ten thousand waiters.
@@ -137,6 +144,49 @@ impl Outcome {
     }
 }
 
+/// Nine of ten waiters wait for 64 keys, of which 63 hold plain strings. The others wait only for
+/// the last key.
+fn several_keys(observed: &mut ObservedServer) -> anyhow::Result<()> {
+    let keys: Vec<_> = (0..KEYS).map(|n| format!("lock:{n:02}")).collect();
+    let last = &keys[KEYS - 1];
+    for key in &keys[..KEYS - 1] {
+        observed.send(&format!("SET {key} operator\r\n"))?;
+    }
+    observed.send(&format!("LOCK.ACQUIRE {last} holder {TTL_MS}\r\n"))?;
+
+    let end = Instant::now() + WAITS_END_AFTER;
+    let all = keys.join(" ");
+    let _sockets = observed.let_all_wait(|client| {
+        let wait_ms = end.saturating_duration_since(Instant::now()).as_millis();
+        let terms = format!("client-{client} {TTL_MS} WAIT {wait_ms}\r\n");
+        if client < SINGLES {
+            format!("LOCK.ACQUIRE {last} {terms}")
+        } else {
+            format!("LOCK.MACQUIRE {KEYS} {all} {terms}")
+        }
+    })?;
+
+    observed.event(
+        "`LOCK.RELEASE`; 9,000 wait for 64 keys, 63 of which hold plain strings, and 1,000 for the 64th alone",
+        &format!("LOCK.RELEASE {last} holder\r\n"),
+        WAITERS - 1,
+    )?;
+    let deletion = format!("DEL {}\r\n", keys[0]);
+    observed.event("then `DEL` of one of the plain strings", &deletion, WAITERS - 1)?;
+    ensure!(
+        Instant::now() + STOPPED_AFTER_END < end,
+        "this machine is too slow: the waits end before all other events are measured"
+    );
+    observed.observe(
+        "then all others time out in one moment, and the lock is released in that turn",
+        |operator| {
+            sleep(end.saturating_duration_since(Instant::now()) + STOPPED_AFTER_END);
+            operator.send(&format!("LOCK.RELEASE {last} client-0\r\n"))
+        },
+        |observed| observed.has(LOCK_WAITERS, 0),
+    )
+}
+
 /// All clients wait for one key.
 fn one_key(observed: &mut ObservedServer) -> anyhow::Result<()> {
     observed.send(&format!("LOCK.ACQUIRE lock holder {TTL_MS}\r\n"))?;
@@ -182,7 +232,12 @@ fn ended_readers(observed: &mut ObservedServer) -> anyhow::Result<()> {
     observed.send(&format!("CLIENT PAUSE {TTL_MS} WRITE\r\n"))?;
     sleep(2 * PAUSED_BEFORE_END);
     observed.observe(
-        "`CLIENT UNPAUSE`: 1,000,000 readers that ended in a pause of writes are removed",
+        "`LOCK.INSPECT` and `LOCK.SCAN` in a pause of writes, after 1,000,000 readers have ended",
+        |operator| operator.send("LOCK.INSPECT lock\r\nLOCK.SCAN 0 COUNT 1000\r\n"),
+        |_| Ok(true),
+    )?;
+    observed.observe(
+        "then `CLIENT UNPAUSE`: the ended readers are removed",
         |operator| operator.send("CLIENT UNPAUSE\r\n"),
         |observed| observed.has(LEASES, 1),
     )
@@ -190,6 +245,21 @@ fn ended_readers(observed: &mut ObservedServer) -> anyhow::Result<()> {
 
 fn leases(observed: &mut ObservedServer) -> anyhow::Result<()> {
     observed.fill(|n| format!("LOCK.ACQUIRE lock:{n:07} holder-{n} {TTL_MS}\r\n"))?;
+    observed.observe(
+        "`LOCK.SCAN` with `COUNT 1000` over 1,000,000 leases, the whole scan",
+        |_| Ok(()),
+        |observed| {
+            let mut cursor = "0".to_owned();
+            loop {
+                let mut scan = cmd("LOCK.SCAN");
+                let scan = scan.arg(&cursor).arg("COUNT").arg(1000);
+                (cursor, _) = scan.query::<(String, redis::Value)>(&mut observed.connection)?;
+                if cursor == "0" {
+                    return Ok(true);
+                }
+            }
+        },
+    )?;
     cmd("DEBUG").arg("RELOAD").exec(&mut observed.connection)?;
     observed.observe("after `DEBUG RELOAD` with 1,000,000 leases", |_| Ok(()), |_| Ok(true))?;
     observed.event("then `FLUSHALL ASYNC`", "FLUSHALL ASYNC\r\n", 0)
