@@ -222,8 +222,8 @@ impl Recorder {
 
     /// Records what this thread does until the result is dropped.
     ///
-    /// A second subscriber exists for as long. With one alone, tracing decides whether an event is
-    /// of interest by the subscriber of the first thread that meets it, and here most have none.
+    /// A second subscriber exists for as long. With one alone, tracing asks only the subscriber of
+    /// the first thread that meets an event whether to record it, and here most threads have none.
     pub(crate) fn listen(&self) -> (DefaultGuard, Dispatch) {
         let second = Dispatch::new(Self::new(Level::ERROR));
         (tracing::subscriber::set_default(self.clone()), second)
