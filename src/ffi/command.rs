@@ -116,7 +116,7 @@ fn categorize(command: *mut raw::RedisModuleCommand, users: Users) -> bool {
 }
 
 /// Registers a command with its documentation. Returns false if the server refuses it.
-pub(super) fn register(ctx: &Ctx<'_>, command: &Command) -> bool {
+pub(super) fn register(ctx: &Ctx<'_>, command: &Command, call: entry::Call) -> bool {
     // SAFETY: a live context while the module is being loaded; the server copies the strings.
     let created = unsafe {
         let (name, flags) = (command.name.as_ptr(), command.flags.as_ptr());
@@ -125,15 +125,7 @@ pub(super) fn register(ctx: &Ctx<'_>, command: &Command) -> bool {
             Keys::First => (1, 1, 1),
             Keys::Counted | Keys::None => (0, 0, 0),
         };
-        api!(RedisModule_CreateCommand(
-            ctx.as_ptr(),
-            name,
-            Some(entry::call),
-            flags,
-            first,
-            last,
-            step
-        ))
+        api!(RedisModule_CreateCommand(ctx.as_ptr(), name, Some(call), flags, first, last, step))
     };
     created == raw::REDISMODULE_OK as i32 && describe(ctx, command)
 }

@@ -7,7 +7,7 @@ use redis_module::raw;
 
 use super::api;
 use super::command::{self, Command, Keys};
-use super::{Arg, Args, Ctx, LogLevel, events, info};
+use super::{Args, Ctx, LogLevel, events, info};
 use crate::error::CommandError;
 use crate::{commands, docs, module, request};
 
@@ -100,7 +100,7 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
     // Everything that can fail comes first: a server crashes if a module that failed to load has
     // subscribed to events.
     let is_registered = command::register_category(ctx)
-        && docs::ALL.iter().all(|known| command::register(ctx, known))
+        && docs::ALL.iter().zip(CALLS).all(|(known, call)| command::register(ctx, known, call))
         && info::register(ctx);
     if !is_registered {
         ctx.log(
@@ -123,36 +123,47 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
     OK
 }
 
-/// Called by the server for a command, which its first argument names.
+/// What the server calls for a command.
+pub(super) type Call = unsafe extern "C" fn(
+    *mut raw::RedisModuleCtx,
+    *mut *mut raw::RedisModuleString,
+    c_int,
+) -> c_int;
+
+/// The call of each command, in the order of the table.
+const CALLS: [Call; docs::ALL.len()] = [
+    call::<0>, call::<1>, call::<2>, call::<3>, call::<4>, call::<5>, call::<6>, call::<7>,
+    call::<8>, call::<9>, call::<10>, call::<11>, call::<12>,
+];
+
+/// Called by the server for the command with this index in the table.
 ///
 /// # Safety
 /// The server passes a live context and `argc` live strings.
-pub(super) unsafe extern "C" fn call(
+unsafe extern "C" fn call<const INDEX: usize>(
     ctx: *mut raw::RedisModuleCtx,
     argv: *mut *mut raw::RedisModuleString,
     argc: c_int,
 ) -> c_int {
     // SAFETY: both live for the time of this call.
     let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
-    let name = args.get(0).map_or(&[][..], Arg::as_bytes);
-    let is_named = |known: &&&Command| known.name.to_bytes().eq_ignore_ascii_case(name);
-    let Some(command) = docs::ALL.iter().find(is_named) else {
-        // Never happens: the server has found the command by this name.
-        ctx.reply_error(&"ERR the lock module does not know this command");
-        return OK;
-    };
+    run(docs::ALL[INDEX], &ctx, args);
+    OK
+}
+
+fn run(command: &Command, ctx: &Ctx<'_>, args: Args<'_>) {
     if command.keys == Keys::Counted && ctx.is_key_position_request() {
         let keys = guard(|| request::key_positions(command.keys, args).ok()).flatten();
         let keys = keys.filter(|keys| keys.end <= args.len());
         keys.into_iter()
             .flatten()
             .for_each(|index| ctx.report_key_position(index, command.key_flags));
-        return OK;
+        return;
     }
-    let result = guard(|| (command.run)(&ctx, command.keys, args));
+    let result = guard(|| (command.run)(ctx, command.keys, args));
     match &result {
         Some(Ok(())) => {}
-        Some(Err(error)) => drop(guard(|| commands::send_error(&ctx, error))),
+        Some(Err(error)) => drop(guard(|| commands::send_error(ctx, error))),
         None => ctx.reply_error(
             &"ERR internal error of the lock module: the server's log says where; please report it",
         ),
@@ -175,7 +186,6 @@ pub(super) unsafe extern "C" fn call(
             }
         });
     }
-    OK
 }
 
 /// Runs `f`. Returns `None` if it panicked, which the panic hook has then logged.
