@@ -64,7 +64,7 @@ pub(crate) struct State {
     is_closed: bool,
 }
 
-/// Who waits for the machines of a shard.
+/// The callers that wait for the machines of a shard.
 #[derive(Default)]
 pub(crate) struct Callers {
     /// By the number of the call.
