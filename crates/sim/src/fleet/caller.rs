@@ -10,12 +10,19 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::clock::Ns;
 use super::events::Event;
+use super::notes::{Call, CallerResult};
 use super::plan::{Habits, Plan};
-use super::process::{CallerResult, Process};
+use super::process::Process;
 use super::world::World;
 
+/// The callers of one process.
+pub(super) struct Callers {
+    process: usize,
+    callers: Vec<Caller>,
+}
+
 /// A task of a program, which uses one lock after another.
-pub(super) struct Caller {
+struct Caller {
     rng: StdRng,
     state: State,
     /// The number of the caller's next event. Events with smaller numbers are ignored.
@@ -54,12 +61,8 @@ enum End {
 }
 
 impl Caller {
-    pub(super) fn new(seed: u64) -> Self {
+    fn new(seed: u64) -> Self {
         Self { rng: StdRng::seed_from_u64(seed), state: State::Resting, number: 0, usage: None }
-    }
-
-    pub(super) fn is_finished(&self) -> bool {
-        self.state == State::Finished
     }
 
     fn chance(&mut self, percent: u32) -> bool {
@@ -108,31 +111,45 @@ impl Caller {
     }
 }
 
-impl Process {
-    pub(super) fn wake_caller(&mut self, caller: usize, at: Ns, world: &mut World) {
+impl Callers {
+    pub(super) fn new(process: usize, seeds: impl Iterator<Item = u64>) -> Self {
+        Self { process, callers: seeds.map(Caller::new).collect() }
+    }
+
+    pub(super) fn are_finished(&self) -> bool {
+        self.callers.iter().all(|caller| caller.state == State::Finished)
+    }
+
+    pub(super) fn wake(&mut self, caller: usize, at: Ns, world: &mut World) {
         let this = &mut self.callers[caller];
         this.number += 1;
-        let event = Event::Caller { process: self.index, caller, number: this.number };
+        let event = Event::Caller { process: self.process, caller, number: this.number };
         world.events.add(at, event);
     }
 
-    pub(super) fn caller_acts(&mut self, caller: usize, number: u64, world: &mut World) {
+    pub(super) fn act(
+        &mut self,
+        caller: usize,
+        number: u64,
+        process: &mut Process,
+        world: &mut World,
+    ) {
         if self.callers[caller].number != number {
             return;
         }
         match self.callers[caller].state {
-            State::Resting => self.caller_calls(caller, world),
+            State::Resting => self.call(caller, process, world),
             State::Calling(call) => {
-                self.cancel(call, world);
-                self.caller_rests(caller, world);
+                process.cancel(call, world);
+                self.rest(caller, world);
             }
-            State::Holding(lock) => self.caller_extends_or_ends(caller, lock, world),
+            State::Holding(lock) => self.extend_or_end(caller, lock, process, world),
             State::Extending(_) | State::Releasing | State::Finished => {}
         }
-        self.settle(world);
+        process.settle(world);
     }
 
-    fn caller_calls(&mut self, caller: usize, world: &mut World) {
+    fn call(&mut self, caller: usize, process: &mut Process, world: &mut World) {
         if world.is_ending {
             self.callers[caller].state = State::Finished;
             return;
@@ -160,9 +177,9 @@ impl Process {
         {
             this.usage = Some(usage);
             let (key_set, token, spec) = detached;
-            let at_once = (Some(Duration::ZERO), false);
-            let call = self.call(caller, (key_set, spec), at_once, Some(token), world);
-            self.callers[caller].state = State::Calling(call);
+            let call = Call::new(caller, key_set, spec, world.now, plan.nodes);
+            let call = Call { attaches: Some(token), ..call };
+            this.state = State::Calling(process.call(call, Some(Duration::ZERO), world));
             return;
         }
         let (key_set, ttl, wait) =
@@ -189,54 +206,63 @@ impl Process {
         if let Err(error) = spec.check() {
             world.violate(format!("a plan has an impossible lock: {error}"));
         }
-        let call = self.call(caller, (key_set, Arc::new(spec)), (wait, renews), None, world);
-        self.callers[caller].state = State::Calling(call);
+        let call = Call::new(caller, key_set, Arc::new(spec), world.now, plan.nodes);
+        this.state = State::Calling(process.call(Call { renews, ..call }, wait, world));
         if cancels {
-            self.wake_caller(caller, world.now + cancel_after, world);
+            self.wake(caller, world.now + cancel_after, world);
         }
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "a result is handled once")]
-    pub(super) fn caller_goes_on(&mut self, result: CallerResult, world: &mut World) {
-        match result {
+    /// Handles the results of the last event.
+    pub(super) fn go_on(&mut self, process: &mut Process, world: &mut World) {
+        while let Some(result) = process.results.pop_front() {
+            self.handle(&result, world);
+            process.settle(world);
+        }
+    }
+
+    fn handle(&mut self, result: &CallerResult, world: &mut World) {
+        match *result {
             CallerResult::Acquired { caller, lock } => {
                 let this = &mut self.callers[caller];
                 world.locks += 1;
                 this.state = State::Holding(lock);
                 let part = this.time_until_next_step();
-                self.wake_caller(caller, world.now + part, world);
+                self.wake(caller, world.now + part, world);
             }
-            CallerResult::Failed { caller } => self.caller_rests(caller, world),
+            CallerResult::Failed { caller } => self.rest(caller, world),
             CallerResult::Extended { caller, lock } => {
                 let this = &mut self.callers[caller];
                 if this.state == State::Extending(lock) {
                     this.state = State::Holding(lock);
                     let part = this.time_until_next_step();
-                    self.wake_caller(caller, world.now + part, world);
+                    self.wake(caller, world.now + part, world);
                 }
             }
             CallerResult::Released { caller } => {
                 if self.callers[caller].state == State::Releasing {
-                    self.caller_rests(caller, world);
+                    self.rest(caller, world);
                 }
             }
         }
     }
 
     /// Extends the lock, or ends it after the last extension.
-    fn caller_extends_or_ends(&mut self, caller: usize, lock: u64, world: &mut World) {
+    fn extend_or_end(
+        &mut self,
+        caller: usize,
+        lock: u64,
+        process: &mut Process,
+        world: &mut World,
+    ) {
         let this = &mut self.callers[caller];
         if let Some(usage) = &mut this.usage
             && usage.extends > 0
         {
             usage.extends -= 1;
-            let begin = if usage.downgrade == Some(usage.extends) {
-                Process::downgrade
-            } else {
-                Process::extend
-            };
+            let downgrades = usage.downgrade == Some(usage.extends);
             this.state = State::Extending(lock);
-            if begin(self, lock, world) {
+            if process.extend(lock, downgrades, world) {
                 return;
             }
         }
@@ -244,47 +270,46 @@ impl Process {
         match this.usage.as_ref().map_or(End::Release, |usage| usage.end) {
             End::Release => {
                 this.state = State::Releasing;
-                self.release_lock(lock, Some(caller), world);
+                process.release(lock, Some(caller), world);
             }
             End::Drop => {
-                self.release_lock(lock, None, world);
-                self.caller_rests(caller, world);
+                process.release(lock, None, world);
+                self.rest(caller, world);
             }
             End::Detach => {
-                let key_set = self.lock(lock).map_or(0, |lock| lock.call.key_set);
-                if let Some((token, spec)) = self.detach(lock, world) {
+                let key_set = process.lock(lock).map_or(0, |lock| lock.call.key_set);
+                if let Some((token, spec)) = process.detach(lock, world) {
                     world.detached.push((key_set, token, spec));
                 }
-                self.caller_rests(caller, world);
+                self.rest(caller, world);
             }
         }
     }
 
-    fn caller_rests(&mut self, caller: usize, world: &mut World) {
+    fn rest(&mut self, caller: usize, world: &mut World) {
         let plan = Arc::clone(&world.plan);
         let this = &mut self.callers[caller];
         this.state = State::Resting;
         let calls_at_once = this.chance(plan.habits.at_once_percent);
         let rest = if calls_at_once { 0 } else { this.between(plan.habits.rest) };
         let at = world.now + rest;
-        self.wake_caller(caller, plan.next_meeting(at).unwrap_or(at), world);
+        self.wake(caller, plan.next_meeting(at).unwrap_or(at), world);
     }
 
     /// Ends the work of all callers: they start no new calls, and cancel waits without a limit.
-    pub(super) fn callers_end(&mut self, world: &mut World) {
-        for caller in 0..self.callers.len() {
-            let this = &self.callers[caller];
+    pub(super) fn end(&mut self, process: &mut Process, world: &mut World) {
+        for this in &mut self.callers {
             let waits_without_limit =
                 this.usage.as_ref().is_some_and(|usage| usage.waits_without_limit);
             match this.state {
                 State::Calling(call) if waits_without_limit => {
-                    self.cancel(call, world);
-                    self.callers[caller].state = State::Finished;
+                    process.cancel(call, world);
+                    this.state = State::Finished;
                 }
-                State::Resting => self.callers[caller].state = State::Finished,
+                State::Resting => this.state = State::Finished,
                 _ => {}
             }
         }
-        self.settle(world);
+        process.settle(world);
     }
 }

@@ -9,9 +9,10 @@ use quorlock_core::quorum::{ExtensionVerdict, LossReason, Majority, Ownership};
 
 use super::claims::{Claim, ClaimKind, MachineId};
 use super::clock::{MS, Ns, SECOND};
+use super::notes::{Call, FailedCall, HeldLock, Lock, Note};
 use super::plan::{FaultKind, LockKind, Plan};
-use super::process::{HeldLock, Lock, Process};
-use super::world::{Call, FailedCall, Note, World};
+use super::process::Process;
+use super::world::World;
 
 /// Interval between two checks of the whole fleet.
 pub(super) const SAMPLE_EVERY: Ns = 250 * MS;
@@ -186,7 +187,7 @@ impl Checks {
             _ => return,
         };
         let (began, mode) = (lock.call.started, lock.hold.mode());
-        for (other, call) in all.iter().flat_map(Process::calls) {
+        for (other, call) in all.iter().flat_map(|process| process.facts.calls()) {
             let spec = &call.spec;
             let may_share = mode == Mode::Shared && spec.mode == Mode::Shared;
             let is_comparable = plan.key_indexes[call.key_set] == [key] && !may_share;
@@ -354,13 +355,13 @@ impl Checks {
         let mut free_since = BTreeMap::new();
         let wants = |(_, call): (MachineId, &Call)| (call.key_set, call.spec.mode);
         let wanted: Vec<Vec<(usize, Mode)>> =
-            processes.iter().map(|process| process.calls().map(wants).collect()).collect();
+            processes.iter().map(|process| process.facts.calls().map(wants).collect()).collect();
         let held: Vec<Lock<'_>> = (self.held.iter())
             .filter_map(|&id| {
                 lock_of(processes, id).filter(|lock| is_held(processes, id.process, lock, now))
             })
             .collect();
-        let all_calls = processes.iter().flat_map(Process::calls);
+        let all_calls = processes.iter().flat_map(|process| process.facts.calls());
         let several: BTreeMap<MachineId, &[usize]> = all_calls
             .filter_map(|(id, call)| Some((id, plan.choices(call.key_set).next()?)))
             .filter(|(_, keys)| keys.len() > 1)
@@ -394,12 +395,12 @@ impl Checks {
                     && votes(world, node)
                     && is_free(keys, joins_readers, node)
             };
-            processes[process].paused == 0
+            !processes[process].facts.is_paused()
                 && (0..plan.nodes).filter(is_good).count() >= self.majority.size()
         };
         let mut stuck = None;
         for process in processes {
-            for (id, call) in process.calls() {
+            for (id, call) in process.facts.calls() {
                 for (choice, keys) in plan.choices(call.key_set).enumerate() {
                     let has_key = |key: &usize| keys.contains(key);
                     let overlaps =
@@ -466,7 +467,7 @@ impl Checks {
 /// know of the pause.
 fn check_own_pause(failed: &FailedCall, processes: &[Process], world: &mut World) {
     let plan = Arc::clone(&world.plan);
-    let resumed_at = processes[failed.id.process].resumed_at;
+    let resumed_at = processes[failed.id.process].facts.resumed_at;
     for &(node, sent_at, limit) in &failed.silent {
         let ended_at_limit = resumed_at.abs_diff(sent_at + limit) <= LATE_TIMER;
         let was_late = resumed_at > sent_at + SHORT_PAUSE || resumed_at + SHORT_PAUSE < world.now;
@@ -483,7 +484,7 @@ fn check_own_pause(failed: &FailedCall, processes: &[Process], world: &mut World
 fn patience(plan: &Plan, process: &Process, spec: &Spec) -> Ns {
     // Each process may make a first attempt, which holds a node for a round trip.
     let newcomers = plan.round_trip * plan.processes as u64;
-    let limit = u64::try_from(process.longest_timeout(spec).as_nanos()).unwrap_or_default();
+    let limit = u64::try_from(process.inputs.longest_timeout(spec).as_nanos()).unwrap_or_default();
     // Clients without a place in the queue of a node poll, and compete with each other. With an
     // even number of nodes, each half of the nodes can have a queue of its own, and the clients
     // need more time to agree. Clients warn of such fleets.
@@ -531,6 +532,6 @@ fn was_ended(world: &World, lock: &Lock<'_>) -> bool {
 }
 
 fn is_held(processes: &[Process], process: usize, lock: &Lock<'_>, now: Ns) -> bool {
-    let now = processes[process].shared.now(now);
+    let now = processes[process].inputs.now(now);
     !matches!(lock.hold.ownership(now), Ownership::Lost(_))
 }

@@ -1,5 +1,6 @@
 //! A run, from its plan to its report.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use quorlock_core::node::Settings;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::caller::Caller;
+use super::caller::Callers;
 use super::checks::{Checks, SAMPLE_EVERY};
 use super::clock::{ClientClock, MS, NodeClock, Ns, SECOND};
 use super::events::{Event, Message};
@@ -28,6 +29,10 @@ const WARM_UP: Ns = SECOND;
 struct Simulation {
     world: World,
     processes: Vec<Process>,
+    /// The callers of each process.
+    callers: Vec<Callers>,
+    /// What each process has not read yet, because it was paused.
+    backlogs: Vec<Backlog>,
     checks: Checks,
     /// When callers stopped making new calls; `None` before that.
     ended_at: Option<Ns>,
@@ -36,6 +41,13 @@ struct Simulation {
     /// The activity of the world at `quiet_at`.
     activity_when_quiet: u64,
     events: u64,
+}
+
+#[derive(Default)]
+struct Backlog {
+    events: VecDeque<Event>,
+    /// Whether the process goes on after a pause, and has not read its sockets yet.
+    is_read_later: bool,
 }
 
 /// Runs a plan. If `traced`, the report contains a trace.
@@ -77,15 +89,17 @@ impl Simulation {
             let offset = Duration::from_millis(rng.random_range(0..1_000_000));
             let clock =
                 ClientClock::new(raw_ppm, boot_ppm, offset, rng.random_range(wall_offsets.clone()));
-            let mut process = Process::new(index, clock, rng.random(), &world);
-            process.callers = (0..plan.callers).map(|_| Caller::new(rng.random())).collect();
-            process
+            let process = Process::new(index, clock, rng.random(), &world);
+            (process, Callers::new(index, (0..plan.callers).map(|_| rng.random())))
         });
-        let processes = processes.collect();
+        let (processes, callers) = processes.unzip();
+        let backlogs = (0..plan.processes).map(|_| Backlog::default()).collect();
         let checks = Checks::new(&plan);
         let mut this = Self {
             world,
             processes,
+            callers,
+            backlogs,
             checks,
             ended_at: None,
             quiet_at: None,
@@ -98,12 +112,12 @@ impl Simulation {
 
     fn begin(&mut self, rng: &mut StdRng) {
         let plan = Arc::clone(&self.world.plan);
-        for process in &mut self.processes {
+        for (process, callers) in self.processes.iter_mut().zip(&mut self.callers) {
             process.links_time_out(&mut self.world);
             for caller in 0..plan.callers {
                 let at = WARM_UP + rng.random_range(0..=plan.habits.rest.1);
                 let at = plan.next_meeting(at).unwrap_or(at);
-                process.wake_caller(caller, at, &mut self.world);
+                callers.wake(caller, at, &mut self.world);
             }
         }
         for (index, fault) in plan.faults.iter().enumerate() {
@@ -161,10 +175,11 @@ impl Simulation {
 
     /// Handles an event of a process, or defers it while the process is paused.
     fn happen_in(&mut self, process: usize, event: Event) {
+        let (callers, backlog) = (&mut self.callers[process], &mut self.backlogs[process]);
         let (process, world) = (&mut self.processes[process], &mut self.world);
         let is_timer = matches!(event, Event::Timer { .. });
-        if process.paused > 0 || process.reads_later && !is_timer {
-            process.backlog.push_back(event);
+        if process.facts.is_paused() || backlog.is_read_later && !is_timer {
+            backlog.events.push_back(event);
             return;
         }
         match event {
@@ -175,9 +190,10 @@ impl Simulation {
                 process.lose(conn, "the connection was reset", world);
             }
             Event::Timer { timer, .. } => process.time_out(timer, world),
-            Event::Caller { caller, number, .. } => process.caller_acts(caller, number, world),
+            Event::Caller { caller, number, .. } => callers.act(caller, number, process, world),
             _ => {}
         }
+        callers.go_on(process, world);
     }
 
     fn fault(&mut self, index: usize) {
@@ -249,27 +265,26 @@ impl Simulation {
     }
 
     fn pause(&mut self, index: usize, begins: bool, sleeps: bool) {
-        let process = &mut self.processes[index];
-        let clock = &mut process.shared.clock;
+        let (process, backlog) = (&mut self.processes[index], &mut self.backlogs[index]);
+        let clock = &mut process.inputs.clock;
         match (sleeps, begins) {
             (true, true) => clock.sleep(self.world.now),
             (true, false) => clock.wake(self.world.now),
             _ => {}
         }
         if begins {
-            process.paused += 1;
+            process.facts.pauses += 1;
             return;
         }
-        process.paused -= 1;
-        process.resumed_at = self.world.now;
-        if process.paused == 0 {
+        process.facts.pauses -= 1;
+        process.facts.resumed_at = self.world.now;
+        if !process.facts.is_paused() {
             trace!(self.world, "p{index} goes on");
             // A runtime handles the timers before it has read the sockets.
             let is_timer = |event: &Event| matches!(event, Event::Timer { .. });
             let (timers, others): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut process.backlog).into_iter().partition(is_timer);
-            process.backlog = others.into();
-            process.reads_later = true;
+                std::mem::take(&mut backlog.events).into_iter().partition(is_timer);
+            *backlog = Backlog { events: others.into(), is_read_later: true };
             self.world.events.add(self.world.now + READ_DELAY, Event::Reads { process: index });
             for event in timers {
                 self.happen_in(index, event);
@@ -279,12 +294,10 @@ impl Simulation {
 
     /// Handles what arrived while the process was paused, or since it goes on.
     fn read_backlog(&mut self, index: usize) {
-        let process = &mut self.processes[index];
-        if process.paused > 0 {
+        if self.processes[index].facts.is_paused() {
             return;
         }
-        process.reads_later = false;
-        for event in std::mem::take(&mut process.backlog) {
+        for event in std::mem::take(&mut self.backlogs[index]).events {
             self.happen_in(index, event);
         }
     }
@@ -300,11 +313,13 @@ impl Simulation {
             self.ended_at = Some(world.now);
         }
         if world.is_ending && world.now >= plan.faults_end() {
-            for process in self.processes.iter_mut().filter(|process| process.paused == 0) {
-                process.callers_end(&mut self.world);
+            for (process, callers) in self.processes.iter_mut().zip(&mut self.callers) {
+                if !process.facts.is_paused() {
+                    callers.end(process, &mut self.world);
+                    callers.go_on(process, &mut self.world);
+                }
             }
-            let mut callers = self.processes.iter().flat_map(|process| &process.callers);
-            if self.quiet_at.is_none() && callers.all(Caller::is_finished) {
+            if self.quiet_at.is_none() && self.callers.iter().all(Callers::are_finished) {
                 trace!(self.world, "all calls are over");
                 self.quiet_at = Some(self.world.now);
                 self.activity_when_quiet = self.world.activity;

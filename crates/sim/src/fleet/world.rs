@@ -3,16 +3,15 @@
 
 use std::sync::Arc;
 
-use quorlock_core::client::{Reason, Spec, Token};
-use quorlock_core::quorum::{ExtensionVerdict, Moment, Ownership};
+use quorlock_core::client::{Spec, Token};
 
-use super::claims::{Claims, MachineId};
+use super::claims::Claims;
 use super::clock::Ns;
 use super::events::Events;
 use super::host::Host;
 use super::network::Network;
+use super::notes::Note;
 use super::plan::Plan;
-use super::process::HeldLock;
 
 /// Writes a line of the trace, if it was requested.
 macro_rules! trace {
@@ -58,46 +57,6 @@ pub(super) struct World {
     /// Largest number of locks of one set of keys that were held at the same time.
     pub(super) most_together: usize,
     pub(super) locks: u64,
-}
-
-/// A call of a program, and what its process knows of it.
-#[derive(Clone, Debug)]
-pub(super) struct Call {
-    pub(super) spec: Arc<Spec>,
-    pub(super) key_set: usize,
-    pub(super) caller: usize,
-    pub(super) started: Ns,
-    /// When the call must have ended, unless it waits without a limit.
-    pub(super) due: Option<Moment>,
-    /// For each node: when the last request that it refused was sent.
-    pub(super) asked_at: Vec<Ns>,
-    /// For each node: when the last request of any kind was sent to it.
-    pub(super) sent_at: Vec<Ns>,
-    /// Whether the call has sent any request.
-    pub(super) has_asked: bool,
-    pub(super) renews: bool,
-    /// The token of the detached lock, if the call attaches one.
-    pub(super) attaches: Option<Token>,
-}
-
-#[derive(Clone, Debug)]
-pub(super) enum Note {
-    Granted(MachineId),
-    Extended { lock: MachineId, verdict: ExtensionVerdict, round_began: Ns },
-    Released { id: MachineId, lock: HeldLock, ownership: Ownership },
-    Detached(MachineId),
-    Failed(FailedCall),
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct FailedCall {
-    pub(super) id: MachineId,
-    pub(super) call: Call,
-    pub(super) reason: Reason,
-    /// Whether the call ended clearly before its time limit.
-    pub(super) had_time: bool,
-    /// The nodes that count as silent, when the last request was sent to each, and its time limit.
-    pub(super) silent: Vec<(usize, Ns, Ns)>,
 }
 
 impl World {
