@@ -214,7 +214,7 @@ fn after_late_answers(response: &Response, mutant: Option<ClientRule>) -> Owners
     let (mut call, mut hold, _) = won_by_two();
     call.at = TTL / 2;
     let round = hold.extend(&call.ctx()).unwrap();
-    for at in [ms(900), ms(905)] {
+    for at in [ms(900), ms(915)] {
         call.at = at;
         hold.handle_timeout(&call.ctx());
     }
@@ -228,7 +228,7 @@ fn after_late_answers(response: &Response, mutant: Option<ClientRule>) -> Owners
 
 #[test]
 fn late_majority_extends_the_lock_from_the_moment_of_sending() {
-    let left = ms(500 + 1000 - 12 - 905);
+    let left = ms(500 + 1000 - 12 - 915);
     assert_eq!(after_late_answers(&granted(), None), Ownership::Held(left));
     let mutant = after_late_answers(&granted(), Some(ClientRule::LateMajorityForgotten));
     assert!(matches!(mutant, Ownership::Uncertain(_)), "{mutant:?}");

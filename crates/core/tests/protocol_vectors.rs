@@ -150,7 +150,6 @@ fn other_limits(mut case: Fields) {
     let all = [
         ("silence_us", limits::silence(round_trip)),
         ("patience_us", limits::patience(round_trip)),
-        ("rejoin_pause_us", limits::rejoin_pause(round_trip)),
         ("tie_us", limits::tie(round_trip)),
     ];
     for (name, limit) in all {

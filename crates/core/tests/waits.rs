@@ -218,7 +218,7 @@ fn call_that_is_run_late_leaves_the_nodes_time_to_answer() {
     let mut call =
         ScriptedCall::queued(Client::new(3), spec(Keys::from_iter(["k0"]), 1000), Some(wait));
     let late = (wait + limits::WAIT_GRACE).saturating_sub(ms(1));
-    for at in [late.saturating_sub(limits::LATE_READ_PAUSE), late] {
+    for at in [late.saturating_sub(limits::LATE_TIMER), late] {
         call.at = at;
         call.drive(Acquire::handle_timeout);
     }

@@ -120,7 +120,7 @@ const CAUGHT: [(Mutant, u64, &str); 28] = [
     (Mutant::Client(ClientRule::YieldingCounts), 10, "is held, but only 1 nodes"),
     (Mutant::Client(ClientRule::NeverYields), 19, "none of them got it"),
     (Mutant::Client(ClientRule::SliceNotRenewed), 1, "for a free lock"),
-    (Mutant::Client(ClientRule::ReusedToken), 14, "after 1700000006881121"),
+    (Mutant::Client(ClientRule::ReusedToken), 14, "after 1700000006998344"),
     (Mutant::Client(ClientRule::SilentNotReleased), 0, "has released"),
     (Mutant::Client(ClientRule::ReleaseElsewhere), 30, "has released"),
     (Mutant::Client(ClientRule::EarlyRepair), 48, "after an operator has ended it"),

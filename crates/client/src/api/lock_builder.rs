@@ -112,9 +112,9 @@ impl LockBuilder {
 
     /// How long a node may take to answer before it counts as silent. Default: derived.
     ///
-    /// The derived limit is four measured round trips of that node, at least 50 ms. It is at most a
-    /// tenth of the ttl, or two round trips if they are longer, and never above a quarter of the
-    /// ttl. [`QuorumBuilder::node_timeout`](crate::QuorumBuilder::node_timeout) sets a default.
+    /// The derived limit is four measured round trips of that node, at least 50 ms, and at most a
+    /// quarter of the ttl. [`QuorumBuilder::node_timeout`](crate::QuorumBuilder::node_timeout) sets
+    /// a default.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = Some(limit);
         self
@@ -226,7 +226,7 @@ impl LockBuilder {
         let outcome = tokio::select! {
             biased;
             outcome = &mut acquiring => outcome,
-            () = sleep(limits::COMPARE_PERMITS_AFTER) => {
+            () = sleep(limits::WAIT_SLICE / 2) => {
                 self.check_permits(permits);
                 return acquiring.await;
             }

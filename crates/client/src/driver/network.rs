@@ -106,7 +106,7 @@ impl Network {
         let mut answer = timeout(limit, &mut asking).await;
         if answer.is_err() && asked.elapsed() > limit + limits::LATE_TIMER {
             // The process did not run, so the answer may be in the socket.
-            answer = timeout(limits::LATE_READ_PAUSE, asking).await;
+            answer = timeout(limits::LATE_TIMER, asking).await;
         }
         let Ok(answer) = answer else {
             self.client_state.round_trips.timed_out(node);

@@ -110,7 +110,7 @@ fn build(spec: &Spec, request: &Request) -> Cmd {
         | Command::Wait { fence, .. } => {
             cmd.arg(token).arg(ttl_ms);
             if let Command::Wait { wait, .. } = command {
-                let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(1);
+                let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
                 cmd.arg("WAIT").arg(ms);
             }
             add_mode(spec, &mut cmd);

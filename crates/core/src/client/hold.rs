@@ -619,9 +619,8 @@ impl Hold {
         node.incarnation = ctx.topology.incarnation(id.node);
         node.reach.send_wait(id.round);
         let slice = limits::bounded_node_timeout(limits::WAIT_SLICE, self.spec.ttl);
-        let wait = slice.max(limits::WAIT_MIN);
-        let command = Command::Wait { fence: Fence::ZERO, wait };
-        Some(Request { token: self.token, command })
+        let wait = limits::wait_of(slice);
+        Some(Request { token: self.token, command: Command::Wait { fence: Fence::ZERO, wait } })
     }
 
     /// Sends ACQUIRE with the lock's token and fence. Returns whether the request was sent.

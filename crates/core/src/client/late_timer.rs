@@ -6,7 +6,7 @@ use crate::quorum::Moment;
 ///
 /// A timer fires late if the process did not run: it was stopped, its machine slept, or it was
 /// busy. Answers that arrived meanwhile are still in the sockets, so the nodes were not silent. The
-/// machine waits for [`limits::LATE_READ_PAUSE`], once for each such timer, and the answers that
+/// machine waits for [`limits::LATE_TIMER`], once for each such timer, and the answers that
 /// are read in this pause come first.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LateTimer {
@@ -32,7 +32,7 @@ impl LateTimer {
                 false
             }
             _ => {
-                self.postponed = Some((due, now.plus(limits::LATE_READ_PAUSE)));
+                self.postponed = Some((due, now.plus(limits::LATE_TIMER)));
                 true
             }
         }
@@ -63,7 +63,7 @@ mod tests {
         let mut late = LateTimer::default();
         let due = Some(at(50));
         assert!(late.postpones(due, at(200)));
-        let until = at(200).plus(limits::LATE_READ_PAUSE);
+        let until = at(200).plus(limits::LATE_TIMER);
         assert_eq!(late.next(due), Some(until));
         assert!(late.postpones(due, at(201)));
         assert!(!late.postpones(due, until));

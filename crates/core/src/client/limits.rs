@@ -13,20 +13,14 @@ use crate::Ttl;
 /// An attempt to connect, and by default connecting to a majority. Ends with the server's
 /// [`Hello`](super::Hello).
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
-/// A later timer shows that the process did not run.
+/// A later timer shows that the process did not run. For as long, answers are read first.
 pub const LATE_TIMER: Duration = Duration::from_millis(10);
-/// The pause after a late timer, in which answers are read.
-pub const LATE_READ_PAUSE: Duration = Duration::from_millis(3);
-/// Silence of a port with TLS, until another connection probes it.
-pub const PORT_PROBE_AFTER: Duration = Duration::from_millis(200);
 /// How late a node may end a WAIT, and how far a call may exceed its `wait`, or one
 /// [`node_timeout`]. Users are promised 50 ms, which leaves 10 ms for timers and the scheduler.
 pub const WAIT_GRACE: Duration = Duration::from_millis(40);
 /// One WAIT, less a random part of at most half. So the waits of one call end at different times on
 /// different nodes. A new holder's WAIT in front lasts at most ttl/4.
 pub const WAIT_SLICE: Duration = Duration::from_millis(2500);
-/// The shortest WAIT. A node does not queue a client that waits for no time.
-pub const WAIT_MIN: Duration = Duration::from_millis(1);
 /// The first pause before anything that failed is repeated. It doubles. Covers attempts to acquire,
 /// to connect and to repair, and RELEASEs. A machine may subtract a random part.
 pub const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -34,10 +28,9 @@ pub const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// the interval between extensions. A revocation asks each node again at this interval; a shorter
 /// lock may go unnoticed.
 pub const PAUSE_MAX: Duration = Duration::from_millis(250);
-/// The pause before connecting again after a permanent error.
-pub const PAUSE_PERMANENT: Duration = Duration::from_secs(2);
-/// The longest pause before a RELEASE is repeated.
-pub const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// The longest pause before a RELEASE is repeated, and that before connecting again after a
+/// permanent error.
+pub const PAUSE_LONG: Duration = Duration::from_secs(1);
 /// How long a RELEASE that may have overtaken its ACQUIRE is repeated, at most the ttl. For this
 /// long, a network may still deliver a request of a lost connection.
 pub const RELEASE_OVERTAKES: Duration = Duration::from_secs(30);
@@ -59,9 +52,7 @@ pub const WAIT_CONNECTIONS_MAX: usize = 256;
 /// Nodes report fences up to `lock.max-clock-skew` ahead of their clocks, and accept tickets up to
 /// twice as far ahead. With the default of a minute, this lies in the middle.
 pub const LEARNED_AHEAD_MAX_US: u64 = 90_000_000;
-/// A wait for a permit, until its client checks whether others use a larger number of permits.
-pub const COMPARE_PERMITS_AFTER: Duration = Duration::from_millis(1200);
-/// Between two such checks of one client for a larger number of permits.
+/// Between two checks of one client whether others use a larger number of permits.
 pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
 /// Idle keys whose contention is remembered.
 pub const LOCAL_QUEUES_MAX: usize = 1024;
@@ -70,10 +61,6 @@ pub const RENEWAL_WINDOW: Duration = Duration::from_millis(20);
 
 /// The estimated round trip (rt) before a node has answered.
 pub const ROUND_TRIP_UNKNOWN: Duration = Duration::from_millis(1);
-/// The longest estimate of a round trip.
-pub const ROUND_TRIP_MAX: Duration = Duration::from_secs(10);
-/// A longer sample raises the estimate by the difference divided by this.
-pub const ROUND_TRIP_GROWTH_PART: u32 = 8;
 
 /// A time limit that follows the round trip.
 struct ByRoundTrip {
@@ -91,34 +78,36 @@ impl ByRoundTrip {
     }
 }
 
+/// The unit in which a node is told how long a client waits.
+const MILLISECOND: Duration = Duration::from_millis(1);
+/// One answer may take twice as long as most.
+const SLOW_ANSWER: ByRoundTrip = ByRoundTrip::new(2, 0);
 const NODE_TIMEOUT: ByRoundTrip = ByRoundTrip::new(4, 50);
 const SILENCE: ByRoundTrip = ByRoundTrip::new(8, 500);
 const PATIENCE: ByRoundTrip = ByRoundTrip::new(2, 2);
-const REJOIN_PAUSE: ByRoundTrip = ByRoundTrip::new(2, 20);
 const TIE: ByRoundTrip = ByRoundTrip::new(16, 20);
 
-/// The least time for an answer, in rt. One answer may take twice as long as most.
-pub const ROUND_TRIPS_FOR_AN_ANSWER: u32 = 2;
-/// A node that is not far away answers within the ttl divided by this.
-pub const NODE_TIMEOUT_PER_TTL: u32 = 10;
-/// Every node must answer within the ttl divided by this.
-const NODE_TIMEOUT_PER_TTL_MAX: u32 = 4;
+/// A node must answer within the ttl divided by this.
+pub const NODE_TIMEOUT_PER_TTL: u32 = 4;
 
-/// The time of one request about a lock, at most the larger of ttl/10 and 2 rt, and ttl/4.
+/// The time of one request about a lock, at most ttl/4.
 pub fn node_timeout(round_trip: Duration, ttl: Ttl) -> Duration {
-    let far_away = round_trip * ROUND_TRIPS_FOR_AN_ANSWER;
-    let at_most = (ttl.duration() / NODE_TIMEOUT_PER_TTL).max(far_away);
-    bounded_node_timeout(NODE_TIMEOUT.of(round_trip).min(at_most), ttl)
+    bounded_node_timeout(NODE_TIMEOUT.of(round_trip), ttl)
 }
 
 /// The part of a time limit that is allowed for a lock of `ttl`.
 pub fn bounded_node_timeout(limit: Duration, ttl: Ttl) -> Duration {
-    limit.min(ttl.duration() / NODE_TIMEOUT_PER_TTL_MAX)
+    limit.min(ttl.duration() / NODE_TIMEOUT_PER_TTL)
+}
+
+/// The time of a WAIT if this much is left. A node does not queue a client that waits for no time.
+pub fn wait_of(left: Duration) -> Duration {
+    left.max(MILLISECOND)
 }
 
 /// The smallest ttl that leaves a node with this round trip enough time; `None` if `ttl` does.
 pub fn ttl_needed(round_trip: Duration, ttl: Ttl) -> Option<Duration> {
-    let enough = round_trip * ROUND_TRIPS_FOR_AN_ANSWER * NODE_TIMEOUT_PER_TTL_MAX;
+    let enough = SLOW_ANSWER.of(round_trip) * NODE_TIMEOUT_PER_TTL;
     (enough > ttl.duration()).then_some(enough)
 }
 
@@ -133,11 +122,6 @@ pub fn silence(round_trip: Duration) -> Duration {
 /// How long a call with some nodes waits before it yields, doubling.
 pub fn patience(round_trip: Duration) -> Duration {
     PATIENCE.of(round_trip)
-}
-
-/// The pause before a call starts over, less a random part of at most half.
-pub fn rejoin_pause(round_trip: Duration) -> Duration {
-    REJOIN_PAUSE.of(round_trip)
 }
 
 /// How long a call that does not wait stands in line.

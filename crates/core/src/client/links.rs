@@ -329,7 +329,7 @@ impl Links {
         let Some(index) = attempt else { return };
         link.connecting.remove(index);
         if error.is_permanent() {
-            link.connect_at = Some(now.plus(limits::PAUSE_PERMANENT));
+            link.connect_at = Some(now.plus(limits::PAUSE_LONG));
         }
         if let State::Down(last) = &mut link.state
             && *last != error

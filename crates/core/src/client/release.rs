@@ -264,7 +264,7 @@ impl Release {
     fn repeat(&mut self, node: usize, ctx: &Context<'_>) {
         let node = &mut self.nodes[node];
         node.state = State::Paused { repeat_at: ctx.now.plus(node.pause) };
-        node.pause = (node.pause * 2).min(limits::RELEASE_PAUSE_MAX);
+        node.pause = (node.pause * 2).min(limits::PAUSE_LONG);
     }
 
     /// Carries out what is due.

@@ -8,7 +8,7 @@ use super::limits;
 ///
 /// A shorter sample replaces the estimate, and a longer one raises it by an eighth of the
 /// difference, because delays outside the network only lengthen a sample. Each time-out doubles
-/// the estimate. Late answers are samples too, so the estimate follows a path that becomes slow.
+/// the estimate, up to the time in which a node must connect. Late answers are samples too, so the estimate follows a path that becomes slow.
 /// Waits are not sampled.
 #[derive(Debug)]
 pub struct RoundTrips {
@@ -30,7 +30,7 @@ impl RoundTrips {
     }
 
     fn set(&self, node: usize, estimate: Duration) {
-        let us = estimate.clamp(Duration::from_micros(1), limits::ROUND_TRIP_MAX).as_micros();
+        let us = estimate.clamp(Duration::from_micros(1), limits::HANDSHAKE).as_micros();
         // A concurrent sample may be lost, which changes little.
         self.estimates_us[node].store(u64::try_from(us).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -50,12 +50,12 @@ impl RoundTrips {
 
     /// Records that a node answered after `took`, in time or late.
     pub fn sample(&self, node: usize, took: Duration) {
-        let took = took.min(limits::ROUND_TRIP_MAX);
+        let took = took.min(limits::HANDSHAKE);
         let before = match self.estimates_us[node].load(Ordering::Relaxed) {
             0 => took,
             us => Duration::from_micros(us),
         };
-        let growth = took.saturating_sub(before) / limits::ROUND_TRIP_GROWTH_PART;
+        let growth = took.saturating_sub(before) / 8;
         self.set(node, before.min(took) + growth);
     }
 

@@ -21,7 +21,7 @@ use super::process::Process;
 use super::world::World;
 use super::{Mutant, Report};
 
-/// Time that a process needs to read its sockets after a pause: less than `LATE_READ_PAUSE`.
+/// Time that a process needs to read its sockets after a pause: less than `LATE_TIMER`.
 const READ_DELAY: Ns = 2 * MS;
 /// Time before which no caller calls: processes connect first.
 const WARM_UP: Ns = SECOND;

@@ -53,7 +53,7 @@ impl Acquire {
                         // A lock of this key may have the other nodes: try the next key first.
                         self.spec = self.spec.with_keys(self.spec.keys.starting_at(kept + 1));
                     }
-                    return self.start_over(limits::rejoin_pause(round_trip), ctx);
+                    return self.start_over_later(ctx);
                 }
                 // The pauses double, but in a tie, all calls have little time.
                 let doubling = if may_wait { now.since(partial.since) } else { Duration::ZERO };
@@ -64,8 +64,7 @@ impl Acquire {
         self.has_place = self.has_place || ctx.client_state.places.take();
         if !self.has_place {
             // Other calls of this program have all places, but the lock may be free.
-            self.pause = (self.pause * 2).min(limits::PAUSE_MAX);
-            return self.start_over(self.pause, ctx);
+            return self.start_over_later(ctx);
         }
         // A majority has granted, and too little is left of the validity.
         let size = ctx.client_state.majority.size();
@@ -111,6 +110,12 @@ impl Acquire {
     pub(super) fn is_ruled_out(&self, ctx: &Context<'_>) -> bool {
         let errors = self.nodes.iter().filter_map(|node| node.error.as_ref());
         NodeError::rule_out_majority(errors, ctx.client_state.majority)
+    }
+
+    /// Starts over after a pause that doubles each time.
+    pub(super) fn start_over_later(&mut self, ctx: &mut Context<'_>) {
+        self.pause = (self.pause * 2).min(limits::PAUSE_MAX);
+        self.start_over(self.pause, ctx);
     }
 
     /// Releases everything, and asks all nodes again after a pause, with the same ticket and a new

@@ -261,7 +261,7 @@ impl Acquire {
         let reads_first = self.late.postpones(due, ctx.now);
         if self.wait_is_over(ctx.now) {
             let late = due.map(|due| ctx.now.since(due)).unwrap_or_default();
-            let reading = if reads_first { limits::LATE_READ_PAUSE } else { Duration::ZERO };
+            let reading = if reads_first { limits::LATE_TIMER } else { Duration::ZERO };
             self.driver_delay = self.driver_delay.max(late + reading);
         }
         if reads_first {
@@ -370,8 +370,7 @@ impl Acquire {
                 self.stand_in_line(ctx);
             }
         } else if pending == 0 {
-            self.pause = (self.pause * 2).min(limits::PAUSE_MAX);
-            self.start_over(self.pause, ctx);
+            self.start_over_later(ctx);
         }
     }
 

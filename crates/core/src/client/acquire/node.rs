@@ -248,8 +248,8 @@ impl Acquire {
         } else {
             limits::patience(ctx.client_state.round_trips.typical())
         };
-        let left = self.phase_ends.map_or(slice, |at| at.since(ctx.now)).max(limits::WAIT_MIN);
-        let wait = slice.min(left);
+        let left = self.phase_ends.map_or(slice, |at| at.since(ctx.now));
+        let wait = limits::wait_of(slice.min(left));
         let limit = self.spec.node_timeout(id.node, ctx) + limits::WAIT_GRACE;
         let (kept, spec) = (self.kept, self.spec_of(self.kept));
         let node = &mut self.nodes[id.node];
@@ -302,7 +302,7 @@ impl Acquire {
                 if let Response::Failed(error) = response {
                     node.error = Some(error.clone());
                 }
-                self.start_over(limits::rejoin_pause(ctx.client_state.round_trips.typical()), ctx);
+                self.start_over_later(ctx);
             }
             (State::Storing, _) => self.fence_stored(index, response, ctx),
             (_, Response::Held { is_older, .. }) => {
