@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::support::scripted::{Client, granted, held, spec, start};
 use quorlock_core::client::{
-    Command, Context, Failure, Keys, Mode, NodeError, PlaceQueue, Request, Response, Shard,
+    Command, Context, Failure, Keys, LocalQueue, Mode, NodeError, Request, Response, Shard,
     ShardAction, Spec,
 };
 use quorlock_core::quorum::Moment;
@@ -33,7 +33,7 @@ impl Driven {
     fn new() -> Self {
         Self {
             client: Client::new(3),
-            shard: Shard::new(10),
+            shard: Shard::default(),
             now: start(),
             sent: BTreeMap::new(),
             opening: Vec::new(),
@@ -215,7 +215,7 @@ fn release_takes_over_the_wait_of_a_cancelled_call() {
 
 #[test]
 fn sharers_at_the_head_of_a_queue_get_the_place_together() {
-    let mut queue = PlaceQueue::default();
+    let mut queue = LocalQueue::default();
     assert!(queue.enter(1, Mode::Shared));
     assert!(queue.enter(2, Mode::Shared));
     assert!(!queue.enter(3, Mode::Exclusive));
@@ -233,7 +233,7 @@ fn sharers_at_the_head_of_a_queue_get_the_place_together() {
 
 #[test]
 fn sharers_join_once_the_writer_before_them_gave_up() {
-    let mut queue = PlaceQueue::default();
+    let mut queue = LocalQueue::default();
     assert!(queue.enter(1, Mode::Shared));
     assert!(!queue.enter(2, Mode::Exclusive));
     assert!(!queue.enter(3, Mode::Shared));

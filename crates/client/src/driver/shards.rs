@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Answer, Context, Failure, Keys, NodeError, Request, Response, Shard, ShardAction, Spec, limits,
+    Answer, Context, Failure, Keys, NodeError, Request, Response, Shard, ShardAction, Spec,
 };
 use quorlock_core::quorum::{ExtensionVerdict, Moment, ReleaseVerdict};
 use tokio::sync::{Notify, oneshot};
@@ -231,7 +231,7 @@ impl Drop for Shards {
 impl State {
     fn new() -> Self {
         Self {
-            machines: Shard::new(limits::LOCAL_QUEUES_MAX / SHARDS),
+            machines: Shard::default(),
             timers: Timers::default(),
             wake: Arc::default(),
             wakes_at: Duration::ZERO,

@@ -37,6 +37,12 @@ impl Context<'_> {
         self.random.bits().map(Token::of_bits)
     }
 
+    /// A random number below `end`, or zero.
+    pub(super) fn random_index(&mut self, end: usize) -> usize {
+        let end = u64::try_from(end).unwrap_or(u64::MAX).max(1);
+        usize::try_from(self.random.below(end)).unwrap_or(0)
+    }
+
     /// Returns a random time between half of `at_most` and all of it.
     pub(super) fn jitter(&mut self, at_most: Duration) -> Duration {
         let half = at_most / 2;

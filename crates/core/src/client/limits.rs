@@ -54,8 +54,6 @@ pub const WAIT_CONNECTIONS_MAX: usize = 256;
 pub const LEARNED_AHEAD_MAX_US: u64 = 90_000_000;
 /// Between two checks of one client whether others use a larger number of permits.
 pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
-/// Idle keys whose contention is remembered.
-pub const LOCAL_QUEUES_MAX: usize = 1024;
 /// Renewals that are due within this time share a batch, unless they are due soon.
 pub const RENEWAL_WINDOW: Duration = Duration::from_millis(20);
 

@@ -12,8 +12,7 @@
 //! - [`Links`]: the connections to the nodes: back-off, liveness, admission.
 //! - [`Hello`]: what a node reports about itself when a client connects.
 //! - [`Shard`]: all calls, locks and releases of a client, or of a part of its keys.
-//! - [`PlaceQueue`]: the queue in which calls of this program wait for their turn.
-//! - [`SlotMemory`]: which of several keys to ask for first.
+//! - [`LocalQueue`]: the queue in which calls of this program wait for their turn.
 //! - [`summarize`]: merges the answers of the nodes about a key into a [`LockState`].
 //! - [`Listing`]: the locks that the nodes list, merged by key.
 //! - [`Revocation`]: revokes a lock on all nodes.
@@ -62,7 +61,7 @@ pub use inspection::{
 pub use keys::{InvalidKeys, Keys};
 pub use links::{LinkAction, LinkHealth, Links, Notice};
 pub use listing::{ListedLock, Listing};
-pub use local_queue::{CalledNumbers, PlaceQueue, SlotMemory};
+pub use local_queue::{CalledNumbers, LocalQueue};
 pub use node_error::{Answer, NodeError};
 pub use node_url::{redact_url, unsupported_scheme};
 pub use release::Release;

@@ -22,14 +22,15 @@ use crate::quorum::{ExtensionVerdict, Moment, Ownership};
 /// that of its call. After each event, carry out what [`poll`](Self::poll) returns, in this order,
 /// before the next event. Pass each response with the number of its request, once: the shard knows
 /// whose it is. Keep the order of the responses of one connection.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Shard {
     machines: HashMap<u64, Entry, FixedState>,
     last_machine: u64,
     requests: HashMap<u64, Asked, FixedState>,
     last_request: u64,
     queues: HashMap<Keys, LocalQueue, FixedState>,
-    queues_max: usize,
+    /// When the last check of each semaphore began, until another is due.
+    permit_checks: HashMap<Keys, Moment, FixedState>,
     actions: VecDeque<ShardAction>,
 }
 
@@ -161,19 +162,6 @@ impl Entry {
 }
 
 impl Shard {
-    /// Makes a shard. It remembers the contention of up to `queues_max` idle sets of keys.
-    pub fn new(queues_max: usize) -> Self {
-        Self {
-            machines: HashMap::default(),
-            last_machine: 0,
-            requests: HashMap::default(),
-            last_request: 0,
-            queues: HashMap::default(),
-            queues_max,
-            actions: VecDeque::new(),
-        }
-    }
-
     /// Returns the next action.
     pub fn poll(&mut self) -> Option<ShardAction> {
         self.actions.pop_front()
@@ -184,7 +172,9 @@ impl Shard {
         let acquire = Acquire::new(spec, wait, ctx);
         let (takes_turn, spec) = (acquire.takes_turn(), Arc::clone(acquire.spec()));
         let number = self.add_call(acquire, takes_turn);
-        if takes_turn && !self.queue(spec.name()).calls.enter(number, spec.mode) {
+        let mut has_turn =
+            || self.queues.entry_ref(spec.name()).or_default().enter(number, spec.mode);
+        if takes_turn && !has_turn() {
             self.drive(number, ctx);
         } else {
             self.begin(number, ctx);
@@ -211,44 +201,24 @@ impl Shard {
         self.last_machine
     }
 
-    fn queue(&mut self, keys: &Keys) -> &mut LocalQueue {
-        if self.queues.len() >= self.queues_max && !self.queues.contains_key(keys) {
-            self.queues.retain(|_, queue| !queue.calls.is_idle());
-        }
-        self.queues.entry_ref(keys).or_default()
-    }
-
     /// Whether a check for clients that give this semaphore more permits is due. If so, records its
     /// start.
     pub fn begins_permit_check(&mut self, keys: &Keys, now: Moment) -> bool {
-        let checked_at = &mut self.queue(keys).permits_checked_at;
-        let is_due = checked_at.is_none_or(|at| now.since(at) >= limits::COMPARE_PERMITS_EVERY);
+        self.permit_checks.retain(|_, at| now.since(*at) < limits::COMPARE_PERMITS_EVERY);
+        let is_due = !self.permit_checks.contains_key(keys);
         if is_due {
-            *checked_at = Some(now);
+            self.permit_checks.insert(keys.clone(), now);
         }
         is_due
     }
 
     /// Begins a call at its turn.
     fn begin(&mut self, number: u64, ctx: &mut Context<'_>) {
-        self.propose_slot(number, ctx);
         if let Some(call) = self.call_mut(number) {
             call.has_turn = true;
             call.acquire.begin(ctx);
         }
         self.drive(number, ctx);
-    }
-
-    /// Tells a call for one of several keys which one is likely free.
-    fn propose_slot(&mut self, number: u64, ctx: &mut Context<'_>) {
-        let Some(keys) = self.call_mut(number).and_then(|call| call.acquire.spec().any.clone())
-        else {
-            return;
-        };
-        let slot = self.queue(&keys).slots.propose(keys.len(), ctx.random);
-        if let Some(call) = self.call_mut(number) {
-            call.acquire.prefer_slot(slot);
-        }
     }
 
     /// Ends a call without a result, or drops the lock that it has acquired. What nodes may have
@@ -272,11 +242,8 @@ impl Shard {
 
     /// Handles everything that a machine has to do at the context's time.
     pub fn handle_timeout(&mut self, machine: u64, ctx: &mut Context<'_>) {
-        if let Some(call) = self.call_mut(machine).filter(|call| call.acquire.is_queued()) {
-            if call.has_turn {
-                return self.begin(machine, ctx);
-            }
-            self.propose_slot(machine, ctx);
+        if self.call_mut(machine).is_some_and(|call| call.acquire.is_queued() && call.has_turn) {
+            return self.begin(machine, ctx);
         }
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         match &mut entry.machine {
@@ -401,9 +368,6 @@ impl Shard {
                 }
                 let lock = Lock { hold: *hold, is_forgotten: false };
                 entry.machine = Machine::Lock(Box::new(lock));
-                if let Some(slot) = spec.slot() {
-                    self.queue(spec.name()).slots.acquired(slot);
-                }
                 self.actions.push_back(ShardAction::Acquired { call: number, attempts });
                 self.drive(number, ctx);
             }
@@ -437,7 +401,12 @@ impl Shard {
     /// Lets the calls behind this one move up in the local queue. The next one begins with an event
     /// of its own: if many callers give up at once, only the last one's successor asks the nodes.
     fn leave_queue(&mut self, number: u64, spec: &Spec, now: Moment) {
-        for next in self.queue(spec.name()).calls.leave(number) {
+        let Some(queue) = self.queues.get_mut(spec.name()) else { return };
+        let called = queue.leave(number);
+        if queue.is_idle() {
+            self.queues.remove(spec.name());
+        }
+        for next in called {
             if let Some(call) = self.call_mut(next) {
                 call.has_turn = true;
                 self.actions.push_back(ShardAction::Timer(next, Some(now)));
@@ -517,10 +486,6 @@ impl Shard {
     fn end_lock(&mut self, number: u64, ctx: &mut Context<'_>) -> Option<(Ownership, u64)> {
         let lock = self.lock_mut(number)?;
         let (ownership, release) = lock.hold.release(ctx);
-        let spec = Arc::clone(lock.hold.spec());
-        if let Some(slot) = spec.slot() {
-            self.queue(spec.name()).slots.freed(slot);
-        }
         let release = self.begin_release(release, Some(number));
         self.stop_opening_of(number);
         Some((ownership, release))

@@ -57,7 +57,7 @@ impl Process {
             index,
             inputs: Inputs::new(clock, plan, links.topology(), rng),
             links,
-            shard: Shard::new(limits::LOCAL_QUEUES_MAX),
+            shard: Shard::default(),
             timers: BTreeMap::new(),
             connections: Connections::new(index, plan.nodes),
             local_responses: VecDeque::new(),

@@ -176,14 +176,6 @@ impl Acquire {
         }
     }
 
-    /// Chooses which of several [keys](Spec::any) the nodes shall grant if they can, unless the
-    /// call has begun.
-    pub fn prefer_slot(&mut self, slot: usize) {
-        if let (Some(all), Phase::Queued) = (&self.spec.any, self.phase) {
-            self.spec = self.spec.with_keys(all.starting_at(slot));
-        }
-    }
-
     /// Begins a call that attaches a detached lock: it swaps the token `old` for a new one.
     pub fn attach(spec: Arc<Spec>, old: Token, ctx: &mut Context<'_>) -> Self {
         let mut this = Self::new(spec, Some(Duration::ZERO), ctx);
@@ -215,6 +207,10 @@ impl Acquire {
     /// Begins the call, at its turn in the local queue.
     pub fn begin(&mut self, ctx: &mut Context<'_>) {
         if self.phase == Phase::Queued {
+            if let Some(all) = &self.spec.any {
+                // Calls that begin with different keys disturb each other less.
+                self.spec = self.spec.with_keys(all.starting_at(ctx.random_index(all.len())));
+            }
             self.ticket = ctx.client_state.fences.propose(ctx.wall_us);
             self.ask_all(ctx);
         }
