@@ -61,7 +61,7 @@ fn renewed_lock_stands_in_front_on_the_nodes_that_miss_it() {
     shows(ClientRule::NoFrontRepair, || {
         let (mut call, mut hold, third) = won_by_two();
         assert_eq!(hold.poll_timeout(), None, "the lock is not renewed");
-        hold.renew(start().plus(call.at));
+        hold.renew();
         let at = since_win(&call, hold.poll_timeout().unwrap());
         assert_eq!(at, limits::patience(ROUND_TRIP), "grants may be on their way");
         let waits = stand_in_front(&mut call, &mut hold);
@@ -122,7 +122,7 @@ fn repair_needs_no_further_round() {
 #[test]
 fn lock_that_all_nodes_have_stands_nowhere() {
     let (mut call, mut hold, third) = won_by_two();
-    hold.renew(start().plus(call.at));
+    hold.renew();
     hold.handle_response(third, &granted_after(ms(1)), &call.ctx());
     assert_eq!(hold.coverage(&call.client.topology), 3);
     assert!(since_win(&call, hold.poll_timeout().unwrap()) > TTL / 4, "only the renewal is due");
@@ -135,7 +135,7 @@ fn lock_that_all_nodes_have_stands_nowhere() {
 
 fn won_by_two_and_renewed() -> (ScriptedCall, Hold, RequestId) {
     let (call, mut hold, third) = won_by_two();
-    hold.renew(start().plus(call.at));
+    hold.renew();
     (call, hold, third)
 }
 
@@ -259,7 +259,8 @@ fn late_answer_that_the_lock_is_revoked_prevents_the_repair() {
         }
         // A second node revokes the lock much later, and both revocations count.
         extend(&mut call, &mut hold, [(1, revoked.clone()), (2, granted()), (0, Response::No)]);
-        let again = hold.renew_in(call.ctx().now).unwrap();
+        hold.renew();
+        let again = hold.renew_at().unwrap().since(call.ctx().now);
         assert!(again <= TTL / 10, "the operator may end the lock before its deadline");
         hold.is_revoked()
     });

@@ -127,9 +127,9 @@ impl LockInner {
     }
 
     pub(crate) fn renew(self: &Arc<Self>) {
-        self.with_shard(|state, ctx| {
+        self.with_shard(|state, _| {
             state.locks.insert(self.number, Arc::downgrade(self));
-            state.machines.renew(self.number, ctx);
+            state.machines.renew(self.number);
         });
     }
 

@@ -42,8 +42,8 @@ pub struct Hold {
     front_at: Option<Moment>,
     /// Whether the lock is extended until it is released.
     is_renewed: bool,
-    /// When the next extension of a renewed lock is due.
-    renew_at: Option<Moment>,
+    /// When the lock was won, or its last round of extensions decided.
+    decided_at: Moment,
     round: Option<Round>,
     late: LateTimer,
     actions: VecDeque<Action>,
@@ -183,7 +183,7 @@ impl Hold {
             repair_rounds: 0,
             front_at: None,
             is_renewed: false,
-            renew_at: None,
+            decided_at: ctx.now,
             round: None,
             late: LateTimer::default(),
             actions: VecDeque::new(),
@@ -256,17 +256,18 @@ impl Hold {
         self.revocations() == 0 || is_broken(ClientRule::RevokedRepaired)
     }
 
-    /// The time until the next extension of a renewed lock; `None` if no extension follows.
+    /// The time from the last decision to the next extension of a renewed lock; `None` if no
+    /// extension follows.
     ///
     /// A renewed lock is extended a third of the ttl after the last extension, and sooner after one
     /// that no majority confirmed. That includes a revoked lock, which the operator may also end
     /// before its deadline. The time is also short while a node says that it misses the lock: until
     /// that node is repaired, the failure of one other node may lose the lock.
-    pub fn renew_in(&self, now: Moment) -> Option<Duration> {
+    fn renew_after(&self) -> Option<Duration> {
         if self.over {
             return None;
         }
-        let regular = self.state.next_extension_in(now, self.spec.ttl)?;
+        let regular = self.state.next_extension_in(self.decided_at, self.spec.ttl)?;
         let is_missing = |node: &HeldNode| {
             let is_late = matches!(node.answer, Answer::Granted(_)) && !node.counts;
             let is_in_line =
@@ -395,7 +396,7 @@ impl Hold {
     /// When to call [`handle_timeout`](Self::handle_timeout); `None` if nothing is due any more.
     pub fn poll_timeout(&self) -> Option<Moment> {
         let round = self.late.next(self.next_due());
-        round.into_iter().chain(self.front_at()).chain(self.renew_at).reduce(Moment::earlier)
+        round.into_iter().chain(self.front_at()).chain(self.renew_at()).reduce(Moment::earlier)
     }
 
     fn next_due(&self) -> Option<Moment> {
@@ -406,8 +407,8 @@ impl Hold {
     /// and extends a renewed one.
     pub fn handle_timeout(&mut self, ctx: &Context<'_>) {
         self.expire_round(ctx);
-        if self.renew_at.take_if(|at| ctx.now.has_reached(*at)).is_some() {
-            self.extend(ctx);
+        if self.renew_at().is_some_and(|at| ctx.now.has_reached(at)) {
+            self.is_renewed = self.extend(ctx).is_some();
         }
         if self.front_at().is_some_and(|at| ctx.now.has_reached(at)) {
             self.stand_in_front(ctx);
@@ -431,7 +432,6 @@ impl Hold {
         }
         if let Some(verdict) = self.round.as_mut().and_then(|round| round.core.expire()) {
             self.decide(verdict, ctx);
-            self.plan_renewal(ctx.now);
         }
     }
 
@@ -443,7 +443,7 @@ impl Hold {
             self.nodes[node].has_revoked = true;
         }
         if self.nodes[node].opening.take_if(|round| *round == id.round).is_some() {
-            return self.plan_renewal(ctx.now);
+            return;
         }
         let straggler = self.nodes[node].straggler.filter(|it| it.round == id.round);
         if matches!(response, Response::FenceAndKey { .. }) && straggler.is_none() {
@@ -478,8 +478,6 @@ impl Hold {
                 self.round.as_ref().is_some_and(|round| round.core.has_found_missing());
             if found_missing && self.may_repair() && self.is_extensible(ctx.now) {
                 self.begin_round(ctx);
-            } else if is_refusal(response) && self.nodes[node].repair.is_none() {
-                self.plan_renewal(ctx.now);
             }
         } else if is_refusal(response) {
             // A late answer of an earlier round. What the node grants after it is late, too.
@@ -528,12 +526,8 @@ impl Hold {
         if self.over || (node.answered_since && !is_granted) {
             return;
         }
-        let is_refused = answer == Answer::Refused;
         node.counts |= is_granted && in_time && !node.answered_since;
         node.answer = answer;
-        if is_refused || is_granted && !node.counts {
-            self.plan_renewal(ctx.now);
-        }
     }
 
     /// Whether a grant that is heard now is no late one.
@@ -550,21 +544,19 @@ impl Hold {
 
     /// Begins the renewal of the lock. Without it, nodes that miss the lock are repaired only when
     /// it is extended.
-    pub fn renew(&mut self, now: Moment) {
+    pub fn renew(&mut self) {
         self.is_renewed = true;
-        self.plan_renewal(now);
     }
 
-    /// Plans the next extension, up to [`limits::RENEWAL_WINDOW`] early, so that locks that are due
-    /// at about the same time share a batch.
-    fn plan_renewal(&mut self, now: Moment) {
-        let after = if self.is_renewed { self.renew_in(now) } else { None };
-        self.renew_at = after.map(|after| {
-            let window = limits::RENEWAL_WINDOW.as_nanos();
-            let early = now.plus(after).raw.as_nanos() % window;
-            let early = Duration::from_nanos(u64::try_from(early).unwrap_or(0));
-            now.plus(after.saturating_sub(early.min(after / 10)))
-        });
+    /// When the next extension of a renewed lock is due, up to [`limits::RENEWAL_WINDOW`] early, so
+    /// that locks that are due at about the same time share a batch.
+    pub fn renew_at(&self) -> Option<Moment> {
+        let is_decided = self.round.as_ref().is_none_or(|round| round.core.verdict().is_some());
+        let after = self.renew_after().filter(|_| self.is_renewed && is_decided)?;
+        let window = limits::RENEWAL_WINDOW.as_nanos();
+        let early = self.decided_at.plus(after).raw.as_nanos() % window;
+        let early = Duration::from_nanos(u64::try_from(early).unwrap_or(0));
+        Some(self.decided_at.plus(after.saturating_sub(early.min(after / 10))))
     }
 
     /// When to stand in front; `None` if that was done, or if the lock is not
@@ -600,8 +592,6 @@ impl Hold {
                 self.actions.push_back(Action::Wait { id });
             }
         }
-        // Extensions may repair the nodes on which the lock cannot stand in line.
-        self.plan_renewal(ctx.now);
     }
 
     /// Returns the WAIT to send through this connection; `None` if the lock no longer needs it.
@@ -650,8 +640,6 @@ impl Hold {
         self.record_answer(index, response.to_answer(), ctx);
         if self.over {
             self.undo_repair(index, ctx);
-        } else {
-            self.plan_renewal(ctx.now);
         }
     }
 
@@ -671,15 +659,12 @@ impl Hold {
         while let Some(node) = self.round.as_mut().and_then(|round| round.core.next_repair()) {
             self.repair(node, ctx);
         }
-        if verdict.is_some() {
-            // A node that is being repaired does not miss the lock any more.
-            self.plan_renewal(ctx.now);
-        }
     }
 
     fn decide(&mut self, verdict: ExtensionVerdict, ctx: &Context<'_>) {
         let Some(round) = &self.round else { return };
         let (number, is_confirmed) = (round.number, round.core.is_extended());
+        self.decided_at = ctx.now;
         if !self.over {
             self.state.settle(verdict, ctx.now);
         }
@@ -716,7 +701,7 @@ impl Hold {
     /// Begins the release. Returns the ownership before it, and the machine that releases the lock.
     pub fn release(&mut self, ctx: &Context<'_>) -> (Ownership, Release) {
         let ownership = self.ownership(ctx.now);
-        (self.over, self.renew_at) = (true, None);
+        self.over = true;
         // Of several keys, a request that is unanswered or lost may be granted any.
         let may_have_others = |node: &HeldNode| {
             let is_unanswered = node.straggler.is_some() || node.reach.connection().is_some();
@@ -741,7 +726,7 @@ impl Hold {
             Ownership::Held(left) | Ownership::Uncertain(left) => Some(left),
             Ownership::Lost(_) => None,
         };
-        (self.over, self.renew_at) = (true, None);
+        self.over = true;
         left
     }
 

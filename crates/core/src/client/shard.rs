@@ -364,7 +364,7 @@ impl Shard {
         match outcome {
             Outcome::Acquired(mut hold) => {
                 if is_renewed {
-                    hold.renew(ctx.now);
+                    hold.renew();
                 }
                 let lock = Lock { hold: *hold, is_forgotten: false };
                 entry.machine = Machine::Lock(Box::new(lock));
@@ -427,11 +427,11 @@ impl Shard {
     }
 
     /// Renews a lock until it is released. A call is told so for the lock that it acquires.
-    pub fn renew(&mut self, number: u64, ctx: &mut Context<'_>) {
+    pub fn renew(&mut self, number: u64) {
         match self.machines.get_mut(&number).map(|entry| &mut entry.machine) {
             Some(Machine::Call(call)) => call.is_renewed = true,
             Some(Machine::Lock(lock)) => {
-                lock.hold.renew(ctx.now);
+                lock.hold.renew();
                 self.set_timer(number);
             }
             Some(Machine::Release(_)) | None => {}

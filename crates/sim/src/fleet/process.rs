@@ -206,7 +206,7 @@ impl Process {
             Some(old) => self.shard.attach(spec, old, &mut ctx),
         };
         if call.renews {
-            self.shard.renew(number, &mut ctx);
+            self.shard.renew(number);
         }
         self.facts.begin_call(number, call, wait, &self.inputs, world);
         self.act(world);
