@@ -155,9 +155,9 @@ impl Shards {
             match (connection, wait) {
                 (Err(error), _) => ticket.answer(Response::Failed(error)),
                 (Ok(connection), Some((request, spec))) => {
-                    ticket.answer(connection.ask(Outgoing::new(&spec, &request)).await);
+                    ticket.answer(pool.ask(connection, &Outgoing::new(&spec, &request)).await);
                 }
-                (Ok(_), None) => {}
+                (Ok(connection), None) => pool.put_back(connection),
             }
         });
         waiting.abort_handle()

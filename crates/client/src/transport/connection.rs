@@ -1,4 +1,4 @@
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
@@ -164,12 +164,6 @@ pub(crate) struct WaitConnectionPool {
     idle: Mutex<Vec<MultiplexedConnection>>,
 }
 
-/// A connection for one WAIT. If it carries no WAIT when it is dropped, it returns to the pool.
-pub(crate) struct WaitConnection {
-    connection: Option<MultiplexedConnection>,
-    pool: Arc<WaitConnectionPool>,
-}
-
 impl WaitConnectionPool {
     pub(crate) fn new(endpoint: Endpoint) -> Self {
         Self { endpoint, idle: Mutex::default() }
@@ -180,35 +174,31 @@ impl WaitConnectionPool {
     }
 
     /// Takes an idle connection or opens one.
-    pub(crate) async fn checkout(self: Arc<Self>) -> Result<WaitConnection, NodeError> {
+    pub(crate) async fn checkout(&self) -> Result<MultiplexedConnection, NodeError> {
         let idle = self.idle().pop();
-        let connection = match idle {
-            Some(connection) => connection,
-            None => self.endpoint.open_wait_connection().await?,
-        };
-        Ok(WaitConnection { connection: Some(connection), pool: self })
+        match idle {
+            Some(connection) => Ok(connection),
+            None => self.endpoint.open_wait_connection().await,
+        }
     }
-}
 
-impl WaitConnection {
-    /// Sends a WAIT, and returns the response. Then the pool may reuse the connection.
-    pub(crate) async fn ask(mut self, outgoing: Outgoing) -> Response {
-        let Some(mut connection) = self.connection.take() else {
-            return Response::Failed(NodeError::connection_lost());
-        };
+    /// Sends a WAIT through a connection of the pool, and returns the response.
+    pub(crate) async fn ask(
+        &self,
+        mut connection: MultiplexedConnection,
+        outgoing: &Outgoing,
+    ) -> Response {
         let reply = connection.send_packed_command(&outgoing.packet).await;
         // An error reply leaves the connection usable, and any other error does not.
         if reply.is_ok() {
-            self.connection = Some(connection);
+            self.put_back(connection);
         }
         outgoing.read(reply)
     }
-}
 
-impl Drop for WaitConnection {
-    fn drop(&mut self) {
-        let Some(connection) = self.connection.take() else { return };
-        let mut idle = self.pool.idle();
+    /// Keeps a connection that carries no WAIT for the next one.
+    pub(crate) fn put_back(&self, connection: MultiplexedConnection) {
+        let mut idle = self.idle();
         if idle.len() < IDLE_MAX {
             idle.push(connection);
         }
