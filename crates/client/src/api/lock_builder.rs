@@ -390,8 +390,6 @@ impl LockBuilder {
     fn spec(&self) -> Result<Spec, String> {
         let ttl = u64::try_from(self.ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
         let ttl = ttl.ok_or_else(|| format!("ttl must be between 1 ms and {} ms", Ttl::MAX_MS))?;
-        let bounded = |limit| limits::bounded_node_timeout(limit, ttl);
-        let client_limit = self.shards.network.node_timeout.map(bounded);
         if let Kind::Permits(permits) = self.kind
             && !(1..=PERMITS_MAX).contains(&permits)
         {
@@ -407,7 +405,7 @@ impl LockBuilder {
             any,
             mode: self.mode,
             min_validity: self.min_validity.unwrap_or(ttl.duration() / 2),
-            node_timeout: self.node_timeout.or(client_limit),
+            node_timeout: self.node_timeout.or(self.shards.network.node_timeout(ttl)),
             max_hold: self.max_hold,
             owner: Some(self.owner.as_deref().map_or_else(default_owner, Arc::from)),
         };

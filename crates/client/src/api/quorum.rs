@@ -189,9 +189,8 @@ impl Quorum {
     /// # Cancel safety
     /// Dropping the future leaves the release to the background.
     pub async fn release_detached(&self, detached: DetachedLock) -> Result<Released, ReleaseError> {
-        let bounded = |limit| limits::bounded_node_timeout(limit, detached.ttl);
         let spec = Spec {
-            node_timeout: self.shards.network.node_timeout.map(bounded),
+            node_timeout: self.shards.network.node_timeout(detached.ttl),
             ..Spec::exclusive(detached.keys, detached.ttl)
         };
         lock_inner::release_token(&self.shards, detached.token, spec).await
@@ -295,7 +294,7 @@ impl Quorum {
         state: LockState,
         leases: Vec<Result<Option<LeaseInfo>, NodeError>>,
     ) -> Inspection {
-        let nodes = self.shards.network.nodes.iter().map(|node| node.name.to_string()).zip(leases);
+        let nodes = self.shards.network.names().zip(leases);
         let nodes = nodes.map(|(node, lease)| NodeInspection { node, lease }).collect();
         Inspection { state, nodes }
     }
@@ -403,8 +402,7 @@ impl Quorum {
             let answers = failures.into_iter().flatten().map(Answer::Failed);
             return Err(ScanError::NoAnswer { nodes: self.shards.network.report(answers) });
         }
-        let nodes =
-            self.shards.network.nodes.iter().map(|node| node.name.to_string()).zip(failures);
+        let nodes = self.shards.network.names().zip(failures);
         let (is_truncated, nodes) = (listing.is_truncated(), nodes.collect());
         let locks = listing.merge(self.shards.network.client_state.majority).into_iter();
         let locks = locks.map(|lock| ListedLock {
@@ -433,7 +431,7 @@ impl Quorum {
 
 impl fmt::Debug for Quorum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nodes: Vec<_> = self.shards.network.nodes.iter().map(|node| &*node.name).collect();
+        let nodes: Vec<_> = self.shards.network.names().collect();
         f.debug_struct("Quorum").field("nodes", &nodes).finish_non_exhaustive()
     }
 }

@@ -69,9 +69,8 @@ impl<Q> QuorumBuilder<Q> {
     }
 
     /// Adds a node: see [`Quorum::connect`].
-    pub fn node(mut self, url: impl AsRef<str>) -> Self {
-        self.nodes.push(NodeSource::Url(url.as_ref().to_owned()));
-        self
+    pub fn node(self, url: impl AsRef<str>) -> Self {
+        self.nodes([url])
     }
 
     /// Adds nodes: see [`Quorum::connect`].

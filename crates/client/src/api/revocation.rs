@@ -68,11 +68,8 @@ impl Revocation {
     /// The progress so far.
     pub fn report(&self) -> RevocationReport {
         let machine = &self.machine;
-        let named = self.network.nodes.iter().zip(machine.nodes());
-        let nodes = named.map(|(node, result)| RevokedNode {
-            node: node.name.to_string(),
-            result: result.clone(),
-        });
+        let nodes = self.network.names().zip(machine.nodes().cloned());
+        let nodes = nodes.map(|(node, result)| RevokedNode { node, result });
         RevocationReport {
             state: machine.state(),
             remaining: machine.remaining(clock::now()),

@@ -59,10 +59,7 @@ impl LockWatch {
 
     /// How much longer the lock is certainly held; zero once it may have ended or was released.
     pub fn remaining(&self) -> Duration {
-        match self.inner.ownership() {
-            quorum::Ownership::Held(left) | quorum::Ownership::Uncertain(left) => left,
-            quorum::Ownership::Lost(_) => Duration::ZERO,
-        }
+        self.ownership().until().map_or(Duration::ZERO, Deadline::remaining)
     }
 
     /// Whether the lock is held, and until when. A released lock is [`Ownership::Lost`].

@@ -25,7 +25,7 @@ pub(crate) struct Network {
     pub(crate) client_state: Arc<ClientState>,
     pub(crate) runtime: Handle,
     /// The time limit per node that the program set for all locks of the client.
-    pub(crate) node_timeout: Option<Duration>,
+    node_timeout: Option<Duration>,
     pub(crate) view: Arc<ArcSwap<View>>,
     /// Tells of each new view.
     pub(crate) changed: watch::Receiver<()>,
@@ -83,6 +83,16 @@ impl Network {
         let _ = self.events.send(LinkEvent::Suspicion { node, connection });
     }
 
+    /// The addresses, in the order in which the nodes were named.
+    pub(crate) fn names(&self) -> impl Iterator<Item = String> {
+        self.nodes.iter().map(|node| node.name.to_string())
+    }
+
+    /// The time limit that the program set for a request about a lock with this ttl.
+    pub(crate) fn node_timeout(&self, ttl: Ttl) -> Option<Duration> {
+        self.node_timeout.map(|limit| limits::bounded_node_timeout(limit, ttl))
+    }
+
     /// The time limit of a typical node, also for answers that decide nothing.
     pub(crate) fn typical_timeout(&self) -> Duration {
         limits::node_timeout(self.client_state.round_trips.typical(), LIMITS_TTL)
@@ -99,8 +109,7 @@ impl Network {
             return Err(NodeError::connection_lost());
         };
         let derived = || limits::node_timeout(self.client_state.round_trips.of(node), LIMITS_TTL);
-        let bounded = |limit| limits::bounded_node_timeout(limit, LIMITS_TTL);
-        let limit = self.node_timeout.map_or_else(derived, bounded).max(at_least);
+        let limit = self.node_timeout(LIMITS_TTL).unwrap_or_else(derived).max(at_least);
         let asked = Instant::now();
         let mut asking = pin!(ask(&connection));
         let mut answer = timeout(limit, &mut asking).await;
@@ -128,8 +137,7 @@ impl Network {
     }
 
     pub(crate) fn report(&self, answers: impl IntoIterator<Item = Answer>) -> NodeAnswers {
-        let named = self.nodes.iter().zip(answers);
-        let named = named.map(|(node, answer)| NodeAnswer { node: node.name.to_string(), answer });
-        NodeAnswers(named.collect())
+        let named = self.names().zip(answers);
+        NodeAnswers(named.map(|(node, answer)| NodeAnswer { node, answer }).collect())
     }
 }
