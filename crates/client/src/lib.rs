@@ -10,7 +10,6 @@
 //! The folder `examples` of this crate has complete programs. The tests run each of them.
 //!
 //! - `axum.rs`: an HTTP service that ships an order under a lock, and answers 409 or 503 otherwise.
-//! - `workers.rs`: many workers share a list of jobs, and skip a job that another worker is doing.
 //! - `cron.rs`: a job that every machine starts at the same time, and that only one machine runs.
 //! - `cache.rs`: a cache that many programs read under a shared lock and one program refreshes.
 //! - `encoders.rs`: a semaphore that allows at most four encoders in a fleet.

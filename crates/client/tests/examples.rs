@@ -95,11 +95,6 @@ fn late_write_wins_without_a_fence_and_is_refused_with_it() {
 }
 
 #[test]
-fn workers_do_each_job_once() {
-    assert_eq!(run("workers", 1, &[]), ["12 jobs done by 4 workers\n"]);
-}
-
-#[test]
 fn cache_is_refreshed_once_and_read_whole_by_all() {
     let directory = tempfile::tempdir().unwrap();
     let printed = run("cache", 6, &[directory.path()]).concat();
