@@ -31,12 +31,8 @@ fn life_of_a_lock() {
 }
 
 #[test]
-fn lock_is_acquired_and_released_without_tokio() {
+fn blocking_api_works_without_tokio_and_in_a_program_that_uses_tokio() {
     life_of_a_lock();
-}
-
-#[test]
-fn blocking_api_works_in_a_program_that_uses_tokio() {
     let flavors = [
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap(),

@@ -29,7 +29,7 @@ const DEFAULT_DURATION: Duration = Duration::from_secs(6);
 /// The time limit for an action that is due at once, on a busy machine. Every accident is shorter.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// The calls and the locks so far, and whether the workers stop.
+/// The calls and the locks so far, and whether the workers and the accidents stop.
 #[derive(Default)]
 struct Goal {
     acquires: AtomicU64,
@@ -135,14 +135,13 @@ async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
     let goal = Arc::new(Goal::default());
     let workers: JoinSet<_> =
         (0..WORKERS).map(|_| work(quorum.clone(), Arc::clone(&goal))).collect();
-    let stop = Arc::new(AtomicBool::new(false));
-    let harming = {
-        let stop = Arc::clone(&stop);
-        thread::spawn(move || {
-            let injected = harm(&mut fleet, &stop);
+    let harming = tokio::task::spawn_blocking({
+        let goal = Arc::clone(&goal);
+        move || {
+            let injected = harm(&mut fleet, &goal.is_reached);
             (fleet, injected)
-        })
-    };
+        }
+    });
     match std::env::var("QUORLOCK_LEAKS_ACQUIRES") {
         Ok(enough) => {
             let enough = enough.parse().unwrap();
@@ -154,8 +153,7 @@ async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
     }
     goal.is_reached.store(true, Ordering::Relaxed);
     workers.join_all().await;
-    stop.store(true, Ordering::Relaxed);
-    let (fleet, injected) = tokio::task::spawn_blocking(|| harming.join().unwrap()).await.unwrap();
+    let (fleet, injected) = harming.await.unwrap();
     let acquires = goal.acquires.load(Ordering::Relaxed);
     let locks = goal.acquired.load(Ordering::Relaxed);
     println!("{acquires} calls, {locks} locks, {injected} accidents");

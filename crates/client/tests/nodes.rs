@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::common::{
-    PATIENCE, connect, first_failure, locker_rules, nodes_and_voters, patiently, set_user,
+    PATIENCE, connect, first_failure, locker_rules, net, nodes_and_voters, patiently, set_user,
     until_voting,
 };
 use quorlock_client::{AcquireError, ConnectError, NodeError, Quorum, Released};
@@ -41,10 +41,6 @@ async fn assert_works(quorum: &Quorum) {
     let mut lock = quorum.lock("k").acquire().await.unwrap();
     lock.extend().await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-}
-
-async fn node_error(quorum: &Quorum) -> NodeError {
-    first_failure(&quorum.lock("k").try_acquire().await.unwrap_err()).clone()
 }
 
 #[tokio::test]
@@ -91,11 +87,8 @@ async fn user_needs_only_the_documented_rights() {
     for node in &nodes {
         set_user(node, "locks", &rules);
     }
-    let with = |user: &str| {
-        let start = format!("redis://{user}@");
-        nodes.urls().into_iter().map(move |url| url.replace("redis://", &start))
-    };
-    let quorum = connect(with("locks:s3cret%2F%40")).await;
+    let with_user = |url: String| url.replace("redis://", "redis://locks:s3cret%2F%40@");
+    let quorum = connect(nodes.urls().into_iter().map(with_user)).await;
     assert_works(&quorum).await;
     let refused = patiently(&quorum, "other").try_acquire().await;
     let Err(AcquireError::NoQuorum { nodes: answers }) = refused else {
@@ -103,14 +96,6 @@ async fn user_needs_only_the_documented_rights() {
     };
     let is_told = |(_, error): (_, &NodeError)| error.to_string().starts_with("NOPERM");
     assert!(answers.failed().all(is_told), "{answers}");
-
-    let wrong = Quorum::connect(with("locks:wr0ng")).await.unwrap();
-    let NodeError::Denied { reason } = node_error(&wrong).await else {
-        panic!("the password is wrong")
-    };
-    assert!(!reason.contains("wr0ng"), "{reason}");
-    let error = wrong.lock("k").try_acquire().await.unwrap_err();
-    assert!(!format!("{error} {error:?}").contains("wr0ng"), "{error:?}");
 }
 
 #[tokio::test]
@@ -200,13 +185,11 @@ async fn server_found_later_to_have_two_addresses_has_one_vote() {
 #[tokio::test]
 async fn every_lock_is_acquired_on_nodes_that_are_200_ms_away() {
     let seconds = std::env::var("QUORLOCK_DISTANT_S").map_or(2, |seconds| seconds.parse().unwrap());
-    let nodes = Nodes::start(3);
-    let proxies: Vec<_> = nodes.iter().map(|node| Proxy::start(node.url())).collect();
-    for proxy in &proxies {
-        proxy.delay(Direction::ToServer, Duration::from_millis(100));
-        proxy.delay(Direction::ToClient, Duration::from_millis(100));
-    }
-    let quorum = Quorum::connect(proxies.iter().map(Proxy::url)).await.unwrap();
+    let net = net(3).await;
+    net.delay(Direction::ToServer, Duration::from_millis(100));
+    net.delay(Direction::ToClient, Duration::from_millis(100));
+    // A client that measures the round trips by itself.
+    let quorum = Quorum::connect(net.proxies.iter().map(Proxy::url)).await.unwrap();
     let until = Instant::now() + Duration::from_secs(seconds);
     let callers = (0..4).map(|caller| {
         let quorum = quorum.clone();

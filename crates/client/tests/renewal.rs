@@ -1,14 +1,15 @@
 //! Locks that are renewed in the background, the work that runs under a lock, and what a holder
 //! learns about its lock.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::common::{PATIENCE, calls, connect, net, quorum, wait_until_all_hold, wait_until_free};
-use quorlock_client::{LockWatch, LostError, Ownership, RunError};
+use quorlock_client::{LockBuilder, LockWatch, LostError, Ownership, RunError};
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 /// A ttl that is long enough for a busy machine.
@@ -36,22 +37,27 @@ async fn flush_does_not_wait_for_renewals() {
     assert!(matches!(lock.ownership(), Ownership::Held(_)), "{lock:?}");
 }
 
-#[tokio::test]
-async fn loss_drops_the_work_and_is_known_before_another_client_acquires() {
-    let net = net(3).await;
+/// Begins work under a lock that never ends by itself. Also returns the lock, and what the work
+/// uses until it is dropped.
+async fn run_for_ever(
+    builder: LockBuilder,
+) -> (JoinHandle<Result<(), RunError>>, LockWatch, Weak<()>) {
     let in_use = Arc::new(());
     let users = Arc::downgrade(&in_use);
     let (show, shown) = oneshot::channel();
-    let builder = net.quorum.lock("k").ttl(TTL);
-    let running = tokio::spawn(async move {
-        let work = async move |lock| {
-            show.send(lock).unwrap();
-            std::future::pending::<()>().await;
-            drop(in_use);
-        };
-        builder.run(work).await
-    });
-    let lock: LockWatch = shown.await.unwrap();
+    let work = async move |lock| {
+        show.send(lock).unwrap();
+        std::future::pending::<()>().await;
+        drop(in_use);
+    };
+    let running = tokio::spawn(async move { builder.run(work).await });
+    (running, shown.await.unwrap(), users)
+}
+
+#[tokio::test]
+async fn loss_drops_the_work_and_is_known_before_another_client_acquires() {
+    let net = net(3).await;
+    let (running, lock, users) = run_for_ever(net.quorum.lock("k").ttl(TTL)).await;
     wait_until_all_hold(&net.nodes, "k").await;
     net.hold(Direction::ToServer);
     let other = connect(net.nodes.urls()).await;
@@ -115,19 +121,7 @@ async fn loss_is_reported_at_the_deadline_and_not_before() {
 #[tokio::test]
 async fn dropped_run_drops_the_work_and_releases_the_lock() {
     let (nodes, quorum) = quorum(3).await;
-    let in_use = Arc::new(());
-    let users = Arc::downgrade(&in_use);
-    let (start, started) = oneshot::channel();
-    let builder = quorum.lock("k").ttl(Duration::from_secs(60));
-    let running = tokio::spawn(async move {
-        let work = async move |_| {
-            start.send(()).unwrap();
-            std::future::pending::<()>().await;
-            drop(in_use);
-        };
-        builder.run(work).await
-    });
-    started.await.unwrap();
+    let (running, _, users) = run_for_ever(quorum.lock("k").ttl(Duration::from_secs(60))).await;
     running.abort();
     wait_until_free(&nodes, "k").await;
     assert_eq!(users.strong_count(), 0, "the work is dropped");
