@@ -3,12 +3,11 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::fmt::{Debug, Write as _};
-use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quorlock_client::{AcquireError, Lock, LockBuilder, NodeError, Quorum, blocking};
-use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, eventually_async};
+use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, eventually_async, info};
 use tokio::task::JoinHandle;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -124,32 +123,21 @@ pub(crate) async fn until_held_on(lock: &Lock, n: usize) {
     .await;
 }
 
-/// The value of a field of `INFO lock`.
-pub(crate) fn info<T: FromStr<Err: Debug>>(server: &Server, field: &str) -> T {
-    let text: String = redis::cmd("INFO").arg("lock").query(&mut server.connection()).unwrap();
-    let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-    value.unwrap_or_else(|| panic!("{field}: {text}")).parse().unwrap()
-}
-
-/// How often a server has carried out a command. `lock.*` stands for all commands of the module.
+/// How often a server has carried out a command.
 pub(crate) fn calls(server: &Server, command: &str) -> u64 {
     let text: String =
         redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
-    let counts = text.lines().filter_map(|line| {
-        let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-        let is_counted = match command.strip_suffix('*') {
-            Some(prefix) => name.starts_with(prefix),
-            None => name == command,
-        };
-        is_counted.then(|| rest.split(',').next().unwrap().parse::<u64>().unwrap())
-    });
-    counts.sum()
+    let start = format!("cmdstat_{command}:calls=");
+    let counted = text.lines().find_map(|line| line.strip_prefix(&start)?.split(',').next());
+    // Before its first call, a command has no line.
+    counted.map_or(0, |count| count.parse().unwrap())
 }
 
 /// Waits until `n` calls stand in line on each running node.
 pub(crate) async fn until_in_line(nodes: &Nodes, n: u64) {
     eventually_async(PATIENCE, &format!("{n} calls stand in line on each node"), async || {
-        running(nodes).all(|node| info::<u64>(node, "lock_waiters") == n)
+        running(nodes)
+            .all(|node| info(&mut node.connection(), "lock", "lock_waiters").unwrap() == n)
     })
     .await;
 }
@@ -187,11 +175,6 @@ pub(crate) fn set_user(node: &Server, user: &str, rules: &str) {
 pub(crate) fn exists(node: &Server, key: &str) -> bool {
     let answer = redis::cmd("EXISTS").arg(key).query(&mut node.connection());
     answer.expect("a running node answers")
-}
-
-pub(crate) fn pttl(node: &Server, key: &str) -> Duration {
-    let ms: i64 = redis::cmd("PTTL").arg(key).query(&mut node.connection()).unwrap();
-    Duration::from_millis(u64::try_from(ms).unwrap())
 }
 
 pub(crate) async fn wait_until_free(nodes: &Nodes, key: &str) {
