@@ -105,13 +105,33 @@ impl DetachedLock {
         };
         format!("{VERSION}:{keys}:{token}:{ttl_ms}:{fence}:{until_ms}{kind}")
     }
+
+    /// Reads the parts of the text, none of which contains a colon.
+    fn read(parts: &[&str]) -> Option<Self> {
+        let [_, keys, token, ttl, fence, until, kind @ ..] = parts else { return None };
+        let (mode, slot) = match kind {
+            [] => (Mode::Exclusive, None),
+            [SHARED] => (Mode::Shared, None),
+            [slot] => (Mode::Exclusive, Some(slot.strip_prefix(SLOT)?.parse().ok()?)),
+            _ => return None,
+        };
+        Some(Self {
+            keys: keys.split(',').map(from_text).collect::<Option<_>>()?,
+            token: Token::from_text(token)?,
+            ttl: Ttl::from_ms(ttl.parse().ok()?).ok()?,
+            fence: Fence::new(fence.parse().ok()?)?,
+            until: UNIX_EPOCH.checked_add(Duration::from_millis(until.parse().ok()?))?,
+            mode,
+            slot,
+        })
+    }
 }
 
 impl FromStr for DetachedLock {
     type Err = InvalidDetached;
 
     fn from_str(text: &str) -> Result<Self, InvalidDetached> {
-        let mut parts: Vec<_> = text.trim().split(':').collect();
+        let parts: Vec<_> = text.trim().split(':').collect();
         // Another version may have another number of parts.
         let version = parts.first().copied().unwrap_or_default();
         if version != VERSION {
@@ -122,31 +142,7 @@ impl FromStr for DetachedLock {
                 InvalidDetached::NotDetached
             });
         }
-        // No key contains a colon in its written form, so a seventh part is the mode or the slot.
-        let kind = if parts.len() > 6 { parts.pop() } else { None };
-        let (mode, slot) = match kind {
-            Some(SHARED) => (Mode::Shared, None),
-            _ => (Mode::Exclusive, kind),
-        };
-        let [_, keys, token, ttl, fence, until] = parts.as_slice() else {
-            return Err(InvalidDetached::NotDetached);
-        };
-        let read = || {
-            let until = Duration::from_millis(until.parse().ok()?);
-            Some(Self {
-                keys: keys.split(',').map(from_text).collect::<Option<_>>()?,
-                token: Token::from_text(token)?,
-                ttl: Ttl::from_ms(ttl.parse().ok()?).ok()?,
-                fence: Fence::new(fence.parse().ok()?)?,
-                until: UNIX_EPOCH.checked_add(until)?,
-                mode,
-                slot: match slot {
-                    Some(slot) => Some(slot.strip_prefix(SLOT)?.parse().ok()?),
-                    None => None,
-                },
-            })
-        };
-        read().ok_or(InvalidDetached::NotDetached)
+        Self::read(&parts).ok_or(InvalidDetached::NotDetached)
     }
 }
 

@@ -130,12 +130,10 @@ impl Revocation {
         tokio::select! {
             biased;
             Some((node, sent, reply)) = self.pending.next() => {
-                let machine = &mut self.machine;
-                self.network.with_context(|ctx| machine.handle_reply(node, sent, reply, ctx));
+                self.network.with_context(|ctx| self.machine.handle_reply(node, sent, reply, ctx));
             }
             () = sleep_until(due), if due.is_some() || self.pending.is_empty() => {
-                let machine = &mut self.machine;
-                self.network.with_context(|ctx| machine.handle_timeout(ctx));
+                self.network.with_context(|ctx| self.machine.handle_timeout(ctx));
             }
         }
         self.act();
