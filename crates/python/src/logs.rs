@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
 /// Of the events that no call has collected, the oldest are dropped.
@@ -97,20 +98,16 @@ fn python_level(level: Level) -> u8 {
 }
 
 impl Subscriber for Collector {
+    /// Of an event that [`register_callsite`](Self::register_callsite) does not refuse for ever.
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event()
-            && metadata.target().starts_with("quorlock")
-            && python_level(*metadata.level()) >= LEVEL.load(Ordering::Relaxed)
+        python_level(*metadata.level()) >= LEVEL.load(Ordering::Relaxed)
     }
 
-    fn register_callsite(
-        &self,
-        metadata: &'static Metadata<'static>,
-    ) -> tracing::subscriber::Interest {
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
         if metadata.is_event() && metadata.target().starts_with("quorlock") {
-            tracing::subscriber::Interest::sometimes()
+            Interest::sometimes()
         } else {
-            tracing::subscriber::Interest::never()
+            Interest::never()
         }
     }
 
