@@ -188,8 +188,7 @@ async fn release_and_flush_errors_leave_releases_in_the_background() {
 }
 
 async fn node_error(quorum: &Quorum) -> NodeError {
-    let lock = quorum.lock("k").ttl(Duration::from_secs(10)).node_timeout(Duration::from_secs(2));
-    first_failure(&lock.try_acquire().await.unwrap_err()).clone()
+    first_failure(&patiently(quorum, "k").try_acquire().await.unwrap_err()).clone()
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use crate::common::{
-    PATIENCE, calls, connect, exists, first_failure, net, quorum, set_user, spawn_acquire,
+    PATIENCE, calls, connect, delete, exists, first_failure, net, quorum, set_user, spawn_acquire,
     until_in_line, wait_until_all_hold, wait_until_free,
 };
 use futures_util::poll;
@@ -164,9 +164,7 @@ async fn loss_is_told_with_the_verdict() {
     let mut lock = quorum.lock("k").acquire().await.unwrap();
     let watch = lock.watch();
     let losing = tokio::spawn(async move { watch.lost().await });
-    for node in &nodes {
-        let _: u64 = redis::cmd("DEL").arg("k").query(&mut node.connection()).unwrap();
-    }
+    delete(&nodes, "k");
     tokio::time::pause();
     // Time stands still as long as a task runs.
     let running = tokio::spawn(async {

@@ -81,15 +81,9 @@ pub(crate) fn connect_blocking(urls: Vec<String>) -> blocking::Quorum {
 /// Waits until exactly `n` nodes can vote, as far as the client knows.
 pub(crate) async fn until_voting(quorum: &Quorum, n: usize) {
     eventually_async(PATIENCE, &format!("{n} nodes can vote"), async || {
-        nodes_and_voters(quorum).1 == n
+        quorum.health().iter().filter(|node| node.error.is_none()).count() == n
     })
     .await;
-}
-
-/// Returns the number of nodes, and how many of them can vote, as far as the client knows.
-pub(crate) fn nodes_and_voters(quorum: &Quorum) -> (usize, usize) {
-    let health = quorum.health();
-    (health.len(), health.iter().filter(|node| node.error.is_none()).count())
 }
 
 /// A lock with time limits that are long enough for a busy machine.
