@@ -56,6 +56,12 @@ fn try_run(name: &str, times: usize, args: &[&Path]) -> Result<Vec<String>, Stri
     })
 }
 
+/// What a line has between these words and the next comma.
+fn after<'t>(text: &'t str, words: &str) -> &'t str {
+    let (_, rest) = text.split_once(words).unwrap();
+    rest.split(',').next().unwrap()
+}
+
 #[test]
 fn one_machine_of_a_fleet_runs_the_job() {
     // On a busy machine, too few nodes may answer at the end of a wait.
@@ -71,16 +77,8 @@ fn one_machine_of_a_fleet_runs_the_job() {
 #[test]
 fn leaders_take_turns_with_distinct_fences() {
     let printed = run("leader", 3, &[]);
-    let mut fences: Vec<_> = printed
-        .iter()
-        .map(|text| {
-            let rest = text.split("leads, fence ").nth(1).unwrap();
-            assert!(rest.ends_with("steps down\n"), "{text}");
-            rest.split(',').next().unwrap().parse::<u64>().unwrap()
-        })
-        .collect();
-    fences.sort_unstable();
-    fences.dedup();
+    assert!(printed.iter().all(|text| text.ends_with("steps down\n")), "{printed:?}");
+    let fences: BTreeSet<_> = printed.iter().map(|text| after(text, "leads, fence ")).collect();
     assert_eq!(fences.len(), 3);
 }
 
@@ -112,8 +110,7 @@ fn encoders_of_a_fleet_use_at_most_four_slots_with_distinct_fences() {
     let printed = run("encoders", 6, &[directory.path(), Path::new("10")]).concat();
     let mut used = BTreeSet::new();
     for line in printed.lines() {
-        let slot = line.split("slot ").nth(1).unwrap().split(',').next().unwrap();
-        let fence = line.split("fence ").nth(1).unwrap().split(',').next().unwrap();
+        let (slot, fence) = (after(line, "slot "), after(line, "fence "));
         assert!(slot.parse::<usize>().unwrap() < 4, "{line}");
         assert!(used.insert((slot, fence)), "two locks of a slot had the same fence: {line}");
     }

@@ -190,7 +190,7 @@ async fn larger_number_of_permits_is_noticed_when_the_semaphore_is_full() {
     eventually_async(PATIENCE, "a warning", async || !warnings.text().is_empty()).await;
     let warned = warnings.text();
     assert_eq!(warned.matches("larger number of permits").count(), 1, "{warned}");
-    assert!(warned.contains("permits=2") && warned.contains("larger=3"), "{warned}");
+    assert!(warned.contains("permits: 2") && warned.contains("larger: 3"), "{warned}");
     assert_eq!(
         inspected() - before,
         3 * 61 + 3 * 62,

@@ -63,11 +63,11 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     // What could have shown a token: the report of each node, a grant and a loss.
     let logged = logged.text();
     for expected in [
-        "key=orders/42",
-        "attempts=1",
-        "coverage=",
+        "key: orders/42",
+        "attempts: 1",
+        "coverage: ",
         ": granted",
-        "message=granted",
+        "message: granted",
         "the lock is lost",
     ] {
         assert!(logged.contains(expected), "{expected} is not logged:\n{logged}");

@@ -9,7 +9,6 @@ use std::time::Duration;
 use quorlock_client::{AcquireError, Lock, LockBuilder, NodeError, Quorum, blocking};
 use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, eventually_async, info};
 use tokio::task::JoinHandle;
-use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
@@ -210,18 +209,8 @@ impl Recorder {
         self.text.lock().unwrap().clone()
     }
 
-    fn add(&self, what: &str, record: impl FnOnce(&mut dyn Visit)) {
-        let mut text = self.text.lock().unwrap();
-        write!(text, "\n{what}").unwrap();
-        record(&mut Fields(&mut text));
-    }
-}
-
-struct Fields<'a>(&'a mut String);
-
-impl Visit for Fields<'_> {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        write!(self.0, " {field}={value:?}").unwrap();
+    fn add(&self, what: &impl Debug) {
+        writeln!(self.text.lock().unwrap(), "{what:?}").unwrap();
     }
 }
 
@@ -231,18 +220,18 @@ impl Subscriber for Recorder {
     }
 
     fn new_span(&self, span: &Attributes<'_>) -> Id {
-        self.add(span.metadata().name(), |fields| span.record(fields));
+        self.add(span);
         Id::from_u64(1)
     }
 
     fn record(&self, _: &Id, values: &Record<'_>) {
-        self.add("", |fields| values.record(fields));
+        self.add(values);
     }
 
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        self.add(event.metadata().target(), |fields| event.record(fields));
+        self.add(event);
     }
 
     fn enter(&self, _: &Id) {}
