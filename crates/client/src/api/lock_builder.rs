@@ -1,5 +1,6 @@
+use std::convert::Infallible;
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
@@ -163,13 +164,7 @@ impl LockBuilder {
                 });
                 let acquiring = pin!(acquiring.instrument(span.clone()));
                 let may_wait = wait != Some(Duration::ZERO);
-                let acquiring = async {
-                    match self.kind {
-                        Kind::Permits(permits) => self.acquire_permit(permits, acquiring).await,
-                        Kind::All | Kind::Any => acquiring.await,
-                    }
-                };
-                let (acquired, holder) = self.learn_holder(wait, acquiring).await;
+                let (acquired, holder) = self.end_of(acquiring, wait).await;
                 acquired
                     .map(Lock::new)
                     .map_err(|failure| self.acquire_error(failure, holder, may_wait))
@@ -180,26 +175,39 @@ impl LockBuilder {
         outcome
     }
 
-    /// Also returns who holds the lock, if the call fails because another client does.
+    /// Awaits the end of a call. Also returns who holds the lock, if the call fails because another
+    /// client does.
     ///
     /// A call that waits asks for the holder shortly before its wait ends, so that its error is not
     /// late. A call that does not wait, or hardly, asks nothing: its refusal would cost a round
-    /// trip more.
-    async fn learn_holder<T>(
+    /// trip more. A call that waits for a permit, or was refused one, also compares the numbers of
+    /// permits.
+    async fn end_of<T>(
         &self,
+        mut call: impl Future<Output = Result<T, Failure>> + Unpin,
         wait: Option<Duration>,
-        acquiring: impl Future<Output = Result<T, Failure>>,
     ) -> (Result<T, Failure>, Option<Holder>) {
         let limit = self.shards.network.typical_timeout();
-        let mut acquiring = pin!(acquiring);
-        let Some(pause) = wait.and_then(|wait| wait.checked_sub(limit)) else {
-            return (acquiring.await, None);
+        let ask_in = wait.and_then(|wait| wait.checked_sub(limit));
+        let asking = async {
+            sleep(ask_in.unwrap_or_default()).await;
+            self.holder().await
         };
-        tokio::select! {
+        let comparing = async {
+            sleep(limits::WAIT_SLICE / 2).await;
+            self.check_permits();
+            pending::<Infallible>().await
+        };
+        let (outcome, holder) = tokio::select! {
             biased;
-            outcome = &mut acquiring => (outcome, None),
-            holder = async { sleep(pause).await; self.holder().await } => (acquiring.await, holder),
+            outcome = &mut call => (outcome, None),
+            never = comparing, if matches!(self.kind, Kind::Permits(_)) => match never {},
+            holder = asking, if ask_in.is_some() => (call.await, holder),
+        };
+        if matches!(&outcome, Err(failure) if failure.reason == Reason::Held) {
+            self.check_permits();
         }
+        (outcome, holder)
     }
 
     /// Asks the nodes who holds the lock now, for a message to people; `None` if it is free, or if
@@ -216,28 +224,9 @@ impl LockBuilder {
         queries::main_lease(&self.shards.network, &self.keys, limit).await.map(Holder::of)
     }
 
-    /// When all permits are taken, checks in the background whether another client uses more.
-    async fn acquire_permit<T>(
-        &self,
-        permits: usize,
-        acquiring: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<T, Failure> {
-        let mut acquiring = pin!(acquiring);
-        let outcome = tokio::select! {
-            biased;
-            outcome = &mut acquiring => outcome,
-            () = sleep(limits::WAIT_SLICE / 2) => {
-                self.check_permits(permits);
-                return acquiring.await;
-            }
-        };
-        if matches!(&outcome, Err(failure) if failure.reason == Reason::Held) {
-            self.check_permits(permits);
-        }
-        outcome
-    }
-
-    fn check_permits(&self, permits: usize) {
+    /// Checks in the background whether another client uses more permits, if all are taken.
+    fn check_permits(&self) {
+        let Kind::Permits(permits) = self.kind else { return };
         let Some(name) = queries::name_of(self.keys.first()) else { return };
         let begins = self.shards.with_shard(self.shards.of(&self.keys), |state, ctx| {
             state.machines.begins_permit_check(&self.keys, ctx.now)
