@@ -37,9 +37,7 @@ pub struct QuorumBuilder<Q = Quorum> {
     nodes: Vec<NodeSource>,
     credentials: Option<(String, String)>,
     #[cfg(feature = "tls")]
-    root_certificates: Option<Vec<u8>>,
-    #[cfg(feature = "tls")]
-    client_certificate: Option<::redis::ClientTlsConfig>,
+    certificates: ::redis::TlsCertificates,
     node_timeout: Option<Duration>,
     connect_timeout: Duration,
     set: Option<String>,
@@ -58,9 +56,7 @@ impl<Q> QuorumBuilder<Q> {
             nodes: Vec::new(),
             credentials: None,
             #[cfg(feature = "tls")]
-            root_certificates: None,
-            #[cfg(feature = "tls")]
-            client_certificate: None,
+            certificates: ::redis::TlsCertificates { client_tls: None, root_cert: None },
             node_timeout: None,
             connect_timeout: limits::HANDSHAKE,
             set: None,
@@ -101,7 +97,7 @@ impl<Q> QuorumBuilder<Q> {
     /// The environment variable `SSL_CERT_FILE` names a file that replaces the roots of the system.
     #[cfg(feature = "tls")]
     pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.root_certificates = Some(pem.into());
+        self.certificates.root_cert = Some(pem.into());
         self
     }
 
@@ -112,7 +108,7 @@ impl<Q> QuorumBuilder<Q> {
         chain_pem: impl Into<Vec<u8>>,
         key_pem: impl Into<Vec<u8>>,
     ) -> Self {
-        self.client_certificate = Some(::redis::ClientTlsConfig {
+        self.certificates.client_tls = Some(::redis::ClientTlsConfig {
             client_cert: chain_pem.into(),
             client_key: key_pem.into(),
         });
@@ -191,26 +187,16 @@ impl<Q> QuorumBuilder<Q> {
         }
     }
 
-    #[cfg(feature = "tls")]
+    #[cfg_attr(
+        not(feature = "tls"),
+        expect(clippy::unused_self, reason = "it has no certificates")
+    )]
     fn open_client(&self, info: ConnectionInfo) -> RedisResult<Client> {
-        if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
-            return Client::open(info);
+        #[cfg(feature = "tls")]
+        if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
+            choose_cryptography();
+            return Client::build_with_tls(info, self.certificates.clone());
         }
-        choose_cryptography();
-        let certificates = ::redis::TlsCertificates {
-            client_tls: self.client_certificate.clone(),
-            root_cert: self.root_certificates.clone(),
-        };
-        if certificates.client_tls.is_none() && certificates.root_cert.is_none() {
-            Client::open(info)
-        } else {
-            Client::build_with_tls(info, certificates)
-        }
-    }
-
-    #[cfg(not(feature = "tls"))]
-    #[expect(clippy::unused_self, reason = "with the feature `tls`, `self` has the certificates")]
-    fn open_client(&self, info: ConnectionInfo) -> RedisResult<Client> {
         Client::open(info)
     }
 }
