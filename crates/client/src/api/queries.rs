@@ -76,18 +76,15 @@ pub(crate) async fn larger_permits(
     if further.is_empty() {
         return None;
     }
-    Some(permits + last_taken(network, &further).await? + 1)
-}
-
-/// The index of the last of these keys that any node reports as taken.
-async fn last_taken(network: &Network, keys: &Keys) -> Option<usize> {
     let routes = inspection_routes(&network.view.load().topology);
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
-        let ask = async |connection: &Connection| connection.leases(keys.iter()).await;
+        let ask = async |connection: &Connection| connection.leases(further.iter()).await;
         let leases = network.ask_in_time((node, route.ok()?), Duration::ZERO, ask).await.ok()?;
         leases.iter().rposition(Option::is_some)
     });
-    join_all(asking).await.into_iter().flatten().max()
+    // The index of the last further slot that any node reports as taken.
+    let last = join_all(asking).await.into_iter().flatten().max()?;
+    Some(permits + last + 1)
 }
 
 /// Lists the first `limit` locks whose keys match, in the order of their keys.
