@@ -259,14 +259,3 @@ async fn detached_lock_is_attached_from_its_text_and_is_never_free() {
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     wait_until_free(&nodes, "orders/42").await;
 }
-
-#[tokio::test]
-async fn holder_learns_that_another_process_released_its_lock() {
-    let (nodes, holder) = quorum(3).await;
-    let mut lock = holder.lock("k").acquire().await.unwrap();
-    wait_until_all_hold(&nodes, "k").await;
-    connect(nodes.urls()).await.release_detached(lock.to_detached()).await.unwrap();
-    wait_until_free(&nodes, "k").await;
-    let extended = lock.extend().await;
-    assert!(matches!(extended, Err(ExtendError::Lost { .. })), "{extended:?}");
-}

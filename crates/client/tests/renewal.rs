@@ -1,23 +1,18 @@
 //! Locks that are renewed in the background, the work that runs under a lock, and what a holder
 //! learns about its lock.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::common::{PATIENCE, calls, connect, net, quorum, wait_until_all_hold, wait_until_free};
-use quorlock_client::{LockBuilder, LockWatch, LostError, Ownership, RunError};
-use quorlock_testkit::{Direction, Server, eventually_async};
+use crate::common::{PATIENCE, calls, net, quorum, wait_until_all_hold, wait_until_free};
+use quorlock_client::{LockWatch, LostError, Ownership, RunError};
+use quorlock_testkit::{Direction, eventually_async};
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 /// A ttl that is long enough for a busy machine.
 const TTL: Duration = Duration::from_secs(2);
-
-fn extends(node: &Server) -> u64 {
-    calls(node, "lock.extend")
-}
 
 #[tokio::test]
 async fn flush_does_not_wait_for_renewals() {
@@ -28,56 +23,19 @@ async fn flush_does_not_wait_for_renewals() {
     lock.renew();
     wait_until_all_hold(&net.nodes, "k").await;
     net.proxies[2].hold(Direction::ToClient);
-    let unanswered = extends(&net.nodes[2]) + 1;
-    eventually_async(PATIENCE, "the lock is renewed", async || {
-        extends(&net.nodes[2]) >= unanswered
-    })
-    .await;
+    let extends = || calls(&net.nodes[2], "lock.extend");
+    let before = extends();
+    eventually_async(PATIENCE, "the lock is renewed", async || extends() > before).await;
     assert_eq!(net.quorum.flush(Duration::ZERO).await, Ok(()));
     assert!(matches!(lock.ownership(), Ownership::Held(_)), "{lock:?}");
 }
 
-/// Begins work under a lock that never ends by itself. Also returns the lock, and what the work
-/// uses until it is dropped.
-async fn run_for_ever(
-    builder: LockBuilder,
-) -> (JoinHandle<Result<(), RunError>>, LockWatch, Weak<()>) {
-    let in_use = Arc::new(());
-    let users = Arc::downgrade(&in_use);
-    let (show, shown) = oneshot::channel();
-    let work = async move |lock| {
-        show.send(lock).unwrap();
-        std::future::pending::<()>().await;
-        drop(in_use);
-    };
-    let running = tokio::spawn(async move { builder.run(work).await });
-    (running, shown.await.unwrap(), users)
-}
-
 #[tokio::test]
-async fn loss_drops_the_work_and_is_known_before_another_client_acquires() {
-    let net = net(3).await;
-    let (running, lock, users) = run_for_ever(net.quorum.lock("k").ttl(TTL)).await;
-    wait_until_all_hold(&net.nodes, "k").await;
-    net.hold(Direction::ToServer);
-    let other = connect(net.nodes.urls()).await;
-    let next_lock = other.lock("k").acquire().await.unwrap();
-    assert!(lock.ownership().is_lost());
-    assert!(next_lock.fence() > lock.fence());
-    let error = running.await.unwrap().unwrap_err();
-    assert!(
-        matches!(error, RunError::Lost { lost: LostError::Expired { .. }, finished: false }),
-        "{error:?}"
-    );
-    assert_eq!(users.strong_count(), 0, "the work is dropped");
-}
-
-#[tokio::test]
-async fn work_is_not_polled_after_the_loss_of_the_lock() {
+async fn work_is_dropped_and_not_polled_after_the_loss_of_the_lock() {
     let (_nodes, quorum) = quorum(3).await;
-    let late = Arc::new(AtomicUsize::new(0));
+    let late_polls = Arc::new(AtomicUsize::new(0));
     for _ in 0..5 {
-        let late = Arc::clone(&late);
+        let late = Arc::clone(&late_polls);
         let builder = quorum.lock("k").ttl(Duration::from_millis(200));
         let work = move |lock: LockWatch| {
             let mut blocked = false;
@@ -94,9 +52,12 @@ async fn work_is_not_polled_after_the_loss_of_the_lock() {
             })
         };
         let error = builder.run(work).await.unwrap_err();
-        assert!(matches!(error, RunError::Lost { finished: false, .. }), "{error}");
+        let RunError::Lost { lost: LostError::Expired { .. }, finished: false } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(Arc::strong_count(&late_polls), 1, "the work is dropped");
     }
-    assert_eq!(late.load(Ordering::SeqCst), 0);
+    assert_eq!(late_polls.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]
@@ -121,7 +82,19 @@ async fn loss_is_reported_at_the_deadline_and_not_before() {
 #[tokio::test]
 async fn dropped_run_drops_the_work_and_releases_the_lock() {
     let (nodes, quorum) = quorum(3).await;
-    let (running, _, users) = run_for_ever(quorum.lock("k").ttl(Duration::from_secs(60))).await;
+    let in_use = Arc::new(());
+    let users = Arc::downgrade(&in_use);
+    let (start, started) = oneshot::channel();
+    let builder = quorum.lock("k").ttl(Duration::from_secs(60));
+    let running = tokio::spawn(async move {
+        let work = async move |_| {
+            start.send(()).unwrap();
+            std::future::pending::<()>().await;
+            drop(in_use);
+        };
+        builder.run(work).await
+    });
+    started.await.unwrap();
     running.abort();
     wait_until_free(&nodes, "k").await;
     assert_eq!(users.strong_count(), 0, "the work is dropped");
