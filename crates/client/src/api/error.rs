@@ -375,32 +375,30 @@ fn named(holder: Option<&Holder>) -> String {
 mod tests {
     use super::*;
 
+    fn answers<const N: usize>(answers: [Answer; N]) -> NodeAnswers {
+        let named = answers.into_iter().zip(["a", "b", "c", "d"]);
+        NodeAnswers(named.map(|(answer, node)| NodeAnswer { node: node.into(), answer }).collect())
+    }
+
+    fn failed(ms: u64) -> Answer {
+        Answer::Failed(NodeError::timed_out(Duration::from_millis(ms)))
+    }
+
     #[test]
     fn each_answer_is_listed_once_and_only_healthy_nodes_can_be_missing() {
-        let failed = |ms| Answer::Failed(NodeError::timed_out(Duration::from_millis(ms)));
-        let answers = |answers: &[&Answer]| {
-            let named = answers.iter().zip(["a", "b", "c", "d"]);
-            let node = |(answer, node): (&&Answer, &str)| NodeAnswer {
-                node: node.to_owned(),
-                answer: Answer::clone(answer),
-            };
-            NodeAnswers(named.map(node).collect())
-        };
-        let (refused, pending) = (&Answer::Refused, &Answer::Pending);
-        let text = |these: &[&Answer]| answers(these).to_string();
-        assert_eq!(text(&[refused, refused, pending]), "a, b: refused");
+        use Answer::{Pending, Refused};
+
+        assert_eq!(answers([Refused, Refused, Pending]).to_string(), "a, b: refused");
         assert_eq!(
-            text(&[&failed(5), refused, &failed(5), &failed(6)]),
+            answers([failed(5), Refused, failed(5), failed(6)]).to_string(),
             "a, c: no answer within 5 ms; b: refused; d: no answer within 6 ms"
         );
-        assert_eq!(text(&[pending, pending]), "no node has answered");
+        assert_eq!(answers([Pending, Pending]).to_string(), "no node has answered");
 
-        let held = |these: &[&Answer]| AcquireError::Held { nodes: answers(these), holder: None };
+        let held = |nodes| AcquireError::Held { nodes, holder: None }.to_string();
         let sentence = "another client holds the lock or waits for it";
-        assert_eq!(held(&[refused, refused, pending]).to_string(), sentence);
-        assert_eq!(
-            held(&[refused, refused, &failed(5)]).to_string(),
-            format!("{sentence}; c: no answer within 5 ms")
-        );
+        assert_eq!(held(answers([Refused, Refused, Pending])), sentence);
+        let one_failed = held(answers([Refused, Refused, failed(5)]));
+        assert_eq!(one_failed, format!("{sentence}; c: no answer within 5 ms"));
     }
 }

@@ -384,14 +384,10 @@ impl LockBuilder {
         {
             return Err(format!("a semaphore has 1 to {PERMITS_MAX} permits, not {permits}"));
         }
-        let any = match self.kind {
-            Kind::All => None,
-            Kind::Any | Kind::Permits(_) => Some(self.keys.clone()),
-        };
         let spec = Spec {
             keys: self.keys.clone(),
             ttl,
-            any,
+            any: (!matches!(self.kind, Kind::All)).then(|| self.keys.clone()),
             mode: self.mode,
             min_validity: self.min_validity.unwrap_or(ttl.duration() / 2),
             node_timeout: self.node_timeout.or(self.shards.network.node_timeout(ttl)),

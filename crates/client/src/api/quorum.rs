@@ -66,10 +66,8 @@ impl Quorum {
     ) -> Result<Self, ConnectError> {
         let majority = Majority::of(nodes.len()).ok_or(ConnectError::NoNodes)?;
         let mut names = HashSet::new();
-        for node in nodes.iter() {
-            if !names.insert(Arc::clone(&node.name)) {
-                return Err(ConnectError::DuplicateNode { node: node.name.to_string() });
-            }
+        if let Some(twice) = nodes.iter().find(|node| !names.insert(&node.name)) {
+            return Err(ConnectError::DuplicateNode { node: twice.name.to_string() });
         }
         if nodes.len().is_multiple_of(2) {
             tracing::warn!(
