@@ -12,28 +12,22 @@ use quorlock_core::client::limits;
 use quorlock_testkit::{Direction, Nodes, Proxy, ReservedPort, Server, eventually_async};
 use tokio::time::Instant;
 
-/// Writes the TLS files of a server on 127.0.0.1, which is its own authority. Returns its
+/// Starts a node that accepts TLS, and is its own authority. Also returns its TLS port and its
 /// certificate.
-fn write_certificate(dir: &Path) -> String {
+fn tls_node(dir: &Path) -> (Server, ReservedPort, String) {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-    fs::write(dir.join("node.pem"), made.cert.pem()).unwrap();
-    fs::write(dir.join("node.key"), made.signing_key.serialize_pem()).unwrap();
-    made.cert.pem()
-}
-
-/// Starts a node that accepts TLS. Also returns its TLS port.
-fn tls_node(dir: &Path) -> ((Server, ReservedPort), u16) {
+    let (certificate, key) = (dir.join("node.pem"), dir.join("node.key"));
+    fs::write(&certificate, made.cert.pem()).unwrap();
+    fs::write(&key, made.signing_key.serialize_pem()).unwrap();
     let reserved = ReservedPort::new(None).unwrap();
-    let port = reserved.number();
-    let file = |name: &str| dir.join(name).display().to_string();
     let server = Server::with_module()
         .tcp()
-        .arg("tls-port", port)
-        .arg("tls-cert-file", file("node.pem"))
-        .arg("tls-key-file", file("node.key"))
-        .arg("tls-ca-cert-file", file("node.pem"))
+        .arg("tls-port", reserved.number())
+        .arg("tls-cert-file", certificate.display())
+        .arg("tls-key-file", key.display())
+        .arg("tls-ca-cert-file", certificate.display())
         .arg("tls-auth-clients", "no");
-    ((server.start().unwrap(), reserved), port)
+    (server.start().unwrap(), reserved, made.cert.pem())
 }
 
 async fn assert_works(quorum: &Quorum) {
@@ -45,11 +39,10 @@ async fn assert_works(quorum: &Quorum) {
 #[tokio::test]
 async fn scheme_that_does_not_fit_the_port_is_a_permanent_error() {
     let dir = tempfile::tempdir().unwrap();
-    let authority = write_certificate(dir.path());
-    let ((node, _reserved), tls_port) = tls_node(dir.path());
+    let (node, reserved, authority) = tls_node(dir.path());
     for (url, hint) in [
         (format!("rediss://127.0.0.1:{}", node.port()), "write redis://"),
-        (format!("redis://127.0.0.1:{tls_port}"), "write rediss://"),
+        (format!("redis://127.0.0.1:{}", reserved.number()), "write rediss://"),
     ] {
         let builder = Quorum::builder().node(url).root_certificates(authority.clone());
         let quorum = builder.connect().await.unwrap();
@@ -67,9 +60,8 @@ async fn scheme_that_does_not_fit_the_port_is_a_permanent_error() {
 #[tokio::test]
 async fn slow_port_with_tls_is_not_taken_for_a_plain_one() {
     let dir = tempfile::tempdir().unwrap();
-    let authority = write_certificate(dir.path());
-    let (_node, port) = tls_node(dir.path());
-    let proxy = Proxy::start(format!("redis://127.0.0.1:{port}"));
+    let (_node, reserved, authority) = tls_node(dir.path());
+    let proxy = Proxy::start(format!("redis://127.0.0.1:{}", reserved.number()));
     // A handshake takes two of these round trips, longer than the wait for the probe.
     proxy.delay(Direction::ToServer, limits::silence(limits::ROUND_TRIP_UNKNOWN));
     let url = proxy.url().replace("redis://", "rediss://");

@@ -11,7 +11,7 @@ use crate::common::{
 use futures_util::poll;
 use quorlock_client::{AcquireError, ExtendError, NodeError, Ownership, Quorum, ReleaseError};
 use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, eventually_async};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
@@ -101,17 +101,14 @@ async fn call_that_was_paused_reads_the_grants_before_it_gives_up() {
 
 #[test]
 fn extension_fails_when_its_runtime_ends_meanwhile() {
-    let first = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (first, second) = (Runtime::new().unwrap(), Runtime::new().unwrap());
     let (net, mut lock) = first.block_on(async {
         let net = net(3).await;
         let lock = net.quorum.lock("k").acquire().await.unwrap();
         (net, lock)
     });
     net.hold(Direction::ToClient);
-    let extending = std::thread::spawn(move || {
-        let second = Builder::new_current_thread().enable_all().build().unwrap();
-        second.block_on(lock.extend())
-    });
+    let extending = std::thread::spawn(move || second.block_on(lock.extend()));
     let is_sent = || calls(&net.nodes[0], "lock.extend") > 0;
     eventually(PATIENCE, "the extension is sent", is_sent);
     drop(first);
