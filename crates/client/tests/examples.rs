@@ -34,13 +34,9 @@ fn example(name: &str) -> PathBuf {
     path
 }
 
-/// Runs `times` copies of an example at the same time, on new nodes. Returns the output of each.
-fn run(name: &str, times: usize, args: &[&Path]) -> Vec<String> {
-    try_run(name, times, args).unwrap_or_else(|error| panic!("{name}: {error}"))
-}
-
-/// As [`run`], but returns what an example that failed printed as its error.
-fn try_run(name: &str, times: usize, args: &[&Path]) -> Result<Vec<String>, String> {
+/// Runs `times` copies of an example at the same time, on new nodes. Returns the output of each, or
+/// what one that failed printed as its error.
+fn run(name: &str, times: usize, args: &[&Path]) -> Result<Vec<String>, String> {
     let nodes = Nodes::start(3);
     let path = example(name);
     let run_one = || {
@@ -65,7 +61,7 @@ fn after<'t>(text: &'t str, words: &str) -> &'t str {
 #[test]
 fn one_machine_of_a_fleet_runs_the_job() {
     // On a busy machine, too few nodes may answer at the end of a wait.
-    let mut runs = (0..5).map(|_| try_run("cron", 4, &[]));
+    let mut runs = (0..5).map(|_| run("cron", 4, &[]));
     let is_known = |run: &Result<_, String>| !run.as_ref().is_err_and(|e| e.contains("NoQuorum"));
     let mut printed = runs.find(is_known).expect("enough nodes answer in one of the runs").unwrap();
     printed.sort_unstable();
@@ -76,7 +72,7 @@ fn one_machine_of_a_fleet_runs_the_job() {
 
 #[test]
 fn leaders_take_turns_with_distinct_fences() {
-    let printed = run("leader", 3, &[]);
+    let printed = run("leader", 3, &[]).unwrap();
     assert!(printed.iter().all(|text| text.ends_with("steps down\n")), "{printed:?}");
     let fences: BTreeSet<_> = printed.iter().map(|text| after(text, "leads, fence ")).collect();
     assert_eq!(fences.len(), 3);
@@ -95,7 +91,7 @@ fn late_write_wins_without_a_fence_and_is_refused_with_it() {
 #[test]
 fn cache_is_refreshed_once_and_read_whole_by_all() {
     let directory = tempfile::tempdir().unwrap();
-    let printed = run("cache", 6, &[directory.path()]).concat();
+    let printed = run("cache", 6, &[directory.path()]).unwrap().concat();
     let (refreshes, reads): (Vec<_>, Vec<_>) =
         printed.lines().partition(|line| *line == "refreshed");
     assert_eq!((refreshes.len(), reads.len()), (1, 60), "{printed}");
@@ -107,7 +103,7 @@ fn cache_is_refreshed_once_and_read_whole_by_all() {
 #[test]
 fn encoders_of_a_fleet_use_at_most_four_slots_with_distinct_fences() {
     let directory = tempfile::tempdir().unwrap();
-    let printed = run("encoders", 6, &[directory.path(), Path::new("10")]).concat();
+    let printed = run("encoders", 6, &[directory.path(), Path::new("10")]).unwrap().concat();
     let mut used = BTreeSet::new();
     for line in printed.lines() {
         let (slot, fence) = (after(line, "slot "), after(line, "fence "));
@@ -120,7 +116,7 @@ fn encoders_of_a_fleet_use_at_most_four_slots_with_distinct_fences() {
 
 #[test]
 fn program_without_tokio_acquires_locks() {
-    let printed = run("blocking", 1, &[]).concat();
+    let printed = run("blocking", 1, &[]).unwrap().concat();
     assert!(printed.contains("fence ") && printed.contains("10 steps under the lock"), "{printed}");
 }
 
