@@ -8,6 +8,9 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use quorlock_core::node::PATTERN_BYTES_MAX;
 use serde::de::{Deserialize as _, Deserializer, Error};
 
+/// More frequent outputs are unreadable.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+
 pub(crate) fn key_parser() -> impl TypedValueParser<Value = OsString> {
     OsStringValueParser::new().try_map(check_key)
 }
@@ -65,6 +68,13 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err("give one number and one unit (ms, s, m or h), such as 90m".into()),
     };
     Duration::try_from_secs_f64(number * unit_seconds).map_err(|_| "that is too long".to_owned())
+}
+
+/// Reads the time between two outputs for a person.
+pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+    let interval = duration(text)?;
+    let is_readable = interval >= INTERVAL_MIN;
+    is_readable.then_some(interval).ok_or_else(|| format!("give at least {INTERVAL_MIN:?}"))
 }
 
 /// Formats milliseconds as [`duration`] reads them: `60s`, `1500ms`.

@@ -124,7 +124,7 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
     let proxy = Proxy::start(nodes[0].url());
     let exporter = Exporter::start(&[proxy.url()], &["--node-timeout", "10s"]);
     let address = exporter.address;
-    let info_calls = || command_stats(&nodes[0], "info").0;
+    let info_calls = || calls(&nodes[0], "info");
     exporter.scrape();
     let before = info_calls();
     exporter.scrape();

@@ -316,7 +316,7 @@ fn help_names_exit_codes_and_environment_variables() {
 const SEPARATOR: &str = "write `--` before the command";
 
 /// A line for the shell, in which no node can be reached, and a part of standard error.
-const WRONG: [(&str, &str); 43] = [
+const WRONG: [(&str, &str); 44] = [
     ("quorlock run k echo hi", SEPARATOR),
     ("quorlock run -n k echo -n", SEPARATOR),
     ("quorlock run k --ttl 5s true", SEPARATOR),
@@ -348,6 +348,7 @@ const WRONG: [(&str, &str); 43] = [
         "nothing was revoked, because there is no terminal to ask on: add --yes after reading",
     ),
     ("quorlock status --node-timeout 0", "longer than 0"),
+    ("quorlock status --watch 50ms", "give at least 100ms"),
     ("quorlock top", "quorlock list --json"),
     ("quorlock exporter --listen 192.0.2.1:1", "choose another --listen"),
     ("quorlock restart-nodes elsewhere -- true", "elsewhere is not in the list"),

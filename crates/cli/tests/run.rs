@@ -278,8 +278,7 @@ fn signal_is_passed_on_and_the_lock_kept_until_the_command_ends() {
 fn signal_ends_the_wait_for_a_lock() {
     let nodes = Nodes::start(3);
     let holder = Holder::start(&nodes, &LONG_NODE_TIMEOUT);
-    let times_asked =
-        || -> u64 { nodes.iter().map(|node| command_stats(node, "lock.acquire").0).sum() };
+    let times_asked = || -> u64 { nodes.iter().map(|node| calls(node, "lock.acquire")).sum() };
     let mut acquire = on(&nodes, "acquire");
     acquire.arg("k");
     for (mut command, signal, expected) in [

@@ -5,7 +5,6 @@ use std::io::{Read as _, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::common::*;
 use quorlock_testkit::{Nodes, eventually, holds_within};
@@ -275,10 +274,9 @@ fn stopped_program_leaves_the_terminal_to_the_shell_and_fg_brings_it_back() {
     terminal.shows("status 0");
 }
 
-/// Measures from the beginning of the first listing to the beginning of the next. With `--interval
-/// 100ms` alone, the program would list the locks up to ten times a second.
+/// With `--interval 100ms` alone, the program would list the locks up to ten times a second.
 #[test]
-fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
+fn ten_thousand_locks_are_listed_every_two_seconds() {
     const LOCKS: u64 = 10_000;
     let nodes = Nodes::start_with(1, |_, node| node.arg("lock.max-ttl", 3_600_000)).unwrap();
     let mut pipe = redis::pipe();
@@ -287,34 +285,9 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
         pipe.cmd("LOCK.ACQUIRE").arg(&[&key, "token", "3600000", "OWNER", "web-3"]).ignore();
     }
     pipe.exec(&mut nodes[0].connection()).unwrap();
-    let spent_on_scans = || command_stats(&nodes[0], "lock.scan");
     let mut terminal = Terminal::start(&nodes, "$TOP --node-timeout 10s");
-    let mut first = Instant::now();
-    eventually(PATIENCE, "the first listing has begun", || {
-        let before = Instant::now();
-        let has_begun = spent_on_scans().0 > 0;
-        if !has_begun {
-            first = before;
-        }
-        has_begun
-    });
-    terminal.shows("10000 locks");
-    let (mut spent, mut before_next) = (spent_on_scans(), Instant::now());
-    let calls = spent.0;
-    // The program responds to keys in the meantime.
+    let title = terminal.shows("10000 locks");
+    assert!(title.ends_with("every 2.0 s"), "{title}");
     terminal.press("\x1b[F");
     terminal.shows("orders/09999");
-    loop {
-        // The program counts the INFO calls here as its own. Without this pause, it lists later.
-        thread::sleep(Duration::from_millis(100));
-        let latest = spent_on_scans();
-        if latest.0 > calls {
-            break;
-        }
-        (spent, before_next) = (latest, Instant::now());
-        assert!(first.elapsed() < 3 * PATIENCE, "the next listing does not begin");
-    }
-    let share = spent.1.as_secs_f64() / before_next.duration_since(first).as_secs_f64();
-    println!("LOCK.SCAN took {:.2} % of the node", share * 100.0);
-    assert!(share < 0.01, "{share}");
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::common::*;
-use quorlock_testkit::{Server, eventually, module_path};
+use quorlock_testkit::{Server, eventually, info, module_path};
 use redis::{Client, Value};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
@@ -41,11 +41,10 @@ fn connect_to(url: &str) -> redis::Connection {
 /// The process and the folder of the server at this URL.
 fn process_and_folder(url: &str) -> (Pid, PathBuf) {
     let mut connection = connect_to(url);
-    let info: String = redis::cmd("INFO").arg("server").query(&mut connection).unwrap();
-    let process = info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap();
+    let process = info(&mut connection, "server", "process_id").unwrap();
     let (_, folder): (String, String) =
         redis::cmd("CONFIG").arg("GET").arg("dir").query(&mut connection).unwrap();
-    (pid(process), folder.into())
+    (pid(&process.to_string()), folder.into())
 }
 
 /// Starts nodes that keep their data in a folder. Returns the program and the list of nodes.

@@ -67,12 +67,7 @@ impl FleetArgs {
 impl Fleet {
     /// Asks all nodes at the same time, and takes at most the time limit of one node.
     pub(crate) async fn gather(&self) -> Snapshot {
-        Snapshot::new(self.each(async |node: &Node| node.answer().await).await)
-    }
-
-    /// Runs `work` at the same time for every node. Returns the results in the nodes' order.
-    pub(crate) async fn each<T>(&self, work: impl AsyncFn(&Node) -> T) -> Vec<T> {
-        join_all(self.nodes.iter().map(|node| work(node))).await
+        Snapshot::new(join_all(self.nodes.iter().map(Node::answer)).await)
     }
 }
 

@@ -2,12 +2,10 @@
 //! program is stopped.
 
 use std::io::{self, Write as _, stdout};
-use std::sync::Once;
-use std::{panic, thread};
+use std::panic;
 
 use anyhow::Context as _;
 use crossterm::cursor::{Hide, MoveTo, Show};
-use crossterm::event::{self, Event};
 use crossterm::style::Print;
 use crossterm::terminal::{
     Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode,
@@ -15,10 +13,7 @@ use crossterm::terminal::{
 };
 use crossterm::{execute, queue};
 use rustix::process::{Signal, kill_current_process_group};
-use tokio::sync::mpsc::{self, Receiver};
 
-/// How many events are queued while the screen is drawn.
-const EVENTS_MAX: usize = 64;
 /// The size of the screen if the terminal does not know it.
 const SIZE_DEFAULT: (u16, u16) = (80, 24);
 
@@ -27,15 +22,12 @@ pub(super) struct Screen;
 
 impl Screen {
     pub(super) fn open() -> anyhow::Result<Self> {
-        static HOOK: Once = Once::new();
-        HOOK.call_once(|| {
-            let before = panic::take_hook();
-            panic::set_hook(Box::new(move |panic| {
-                // The message of the panic belongs on the normal screen.
-                leave();
-                before(panic);
-            }));
-        });
+        let report = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            // The message of the panic belongs on the normal screen.
+            leave();
+            report(panic);
+        }));
         // From here on, dropping `screen` restores the terminal.
         let screen = Self;
         reset()?;
@@ -92,19 +84,6 @@ fn leave() {
         let _ = execute!(stdout(), LeaveAlternateScreen, Show);
         let _ = disable_raw_mode();
     }
-}
-
-/// Returns a channel of key presses and new sizes. It is closed when the terminal cannot be read.
-pub(super) fn events() -> Receiver<Event> {
-    let (sender, receiver) = mpsc::channel(EVENTS_MAX);
-    thread::spawn(move || {
-        while let Ok(event) = event::read() {
-            if sender.blocking_send(event).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
 }
 
 #[cfg(test)]

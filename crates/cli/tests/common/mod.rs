@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 use std::{iter, thread};
 
-use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, holds_within};
+use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, holds_within, info};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -396,27 +396,19 @@ pub(crate) fn wait_until_free(nodes: &Nodes) {
     eventually(PATIENCE, "no running node has the key", || nodes_holding(nodes) == 0);
 }
 
-fn info(server: &Server, section: &str) -> String {
-    redis::cmd("INFO").arg(section).query(&mut server.connection()).expect("the server runs")
-}
-
 /// A number in the output of `INFO lock`.
 #[track_caller]
 pub(crate) fn info_number(server: &Server, name: &str) -> u64 {
-    let info = info(server, "lock");
-    let number = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    number.unwrap().parse().unwrap()
+    info(&mut server.connection(), "lock", name).unwrap()
 }
 
-/// How often this server ran the command, and the total time of these runs.
-pub(crate) fn command_stats(server: &Server, command: &str) -> (u64, Duration) {
-    let (stats, name) = (info(server, "commandstats"), format!("cmdstat_{command}:"));
-    let line = stats.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or_default();
-    let figure = |name: &str| -> u64 {
-        let figure = line.split(',').find_map(|figure| figure.strip_prefix(name));
-        figure.map_or(0, |figure| figure.parse().unwrap())
-    };
-    (figure("calls="), Duration::from_micros(figure("usec=")))
+/// How often this server ran the command.
+pub(crate) fn calls(server: &Server, command: &str) -> u64 {
+    let mut info = redis::cmd("INFO");
+    let stats: String = info.arg("commandstats").query(&mut server.connection()).unwrap();
+    let start = format!("cmdstat_{command}:calls=");
+    let figures = stats.lines().find_map(|line| line.strip_prefix(&start)?.split(',').next());
+    figures.map_or(0, |calls| calls.parse().unwrap())
 }
 
 /// Three nodes, and a proxy in front of each.
