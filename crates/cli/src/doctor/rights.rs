@@ -1,8 +1,7 @@
 //! Which rights the ACL user of a program lacks: to run a command, or to use the key of `--lock`.
 
 use quorlock_core::client::NodeError;
-use redis::aio::MultiplexedConnection;
-use redis::{Pipeline, Value, cmd};
+use redis::{Pipeline, Value};
 
 use crate::fleet::{Finding, Node, Replies, replies};
 
@@ -32,49 +31,29 @@ const PLACEHOLDER_KEY: &str = "quorlock-doctor";
 /// Returns the findings about the rights of the user; none if the node does not answer. `key` is
 /// that of `--lock`.
 pub(super) async fn check(node: &Node, key: Option<&str>) -> Vec<Finding> {
-    let replies = node.ask(async |connection| ask(connection, key).await).await;
+    let requests = requests(key.unwrap_or(PLACEHOLDER_KEY));
+    let replies: Result<Replies<{ COMMANDS.len() }>, _> =
+        node.ask(async |connection| replies(&requests, connection).await).await;
     replies.map(|replies| findings(&replies, key)).unwrap_or_default()
 }
 
-async fn ask(
-    connection: &mut MultiplexedConnection,
-    key: Option<&str>,
-) -> Result<Replies<{ COMMANDS.len() }>, NodeError> {
-    let send = async |connection: &mut _, prefix: &[&str]| {
-        let mut requests = Pipeline::with_capacity(COMMANDS.len());
-        for (name, arguments) in COMMANDS {
-            let words = [prefix, &[name], &with_key(arguments, key)].concat();
-            requests.cmd(words[0]).arg(&words[1..]);
-        }
-        replies(&requests, connection).await
-    };
-    let user: Option<String> = cmd("ACL").arg("WHOAMI").query_async(connection).await.ok();
-    if let Some(user) = user {
-        let replied = send(connection, &["ACL", "DRYRUN", &user]).await?;
-        if replied.iter().all(|reply| !matches!(reply, Err(NodeError::Denied { .. }))) {
-            return Ok(replied);
+fn requests(key: &str) -> Pipeline {
+    let mut requests = Pipeline::with_capacity(COMMANDS.len());
+    for (name, arguments) in COMMANDS {
+        let request = requests.cmd(name);
+        for argument in arguments {
+            request.arg(if *argument == PLACEHOLDER_KEY { key } else { argument });
         }
     }
-    // The user may not run ACL WHOAMI or ACL DRYRUN: sends the commands themselves.
-    send(connection, &[]).await
-}
-
-fn with_key<'a>(arguments: &[&'a str], key: Option<&'a str>) -> Vec<&'a str> {
-    let key = key.unwrap_or(PLACEHOLDER_KEY);
-    let replace = |&argument: &&'a str| if argument == PLACEHOLDER_KEY { key } else { argument };
-    arguments.iter().map(replace).collect()
+    requests
 }
 
 fn findings(replies: &[Result<Value, NodeError>], key: Option<&str>) -> Vec<Finding> {
     let (mut for_all, mut for_several_keys, mut key_is_denied) = (Vec::new(), Vec::new(), false);
     for ((command, _), reply) in COMMANDS.into_iter().zip(replies) {
-        let words = match reply {
-            Err(NodeError::Denied { reason }) => reason.clone(),
-            Ok(Value::BulkString(words)) => String::from_utf8_lossy(words).into_owned(),
-            _ => continue,
-        };
-        if !words.contains("permissions to run the") {
-            key_is_denied |= words.contains("permissions to access");
+        let Err(NodeError::Denied { reason }) = reply else { continue };
+        if !reason.contains("permissions to run the") {
+            key_is_denied |= reason.contains("permissions to access");
         } else if COMMANDS_FOR_SEVERAL_KEYS.contains(&command) {
             for_several_keys.push(command);
         } else {
