@@ -19,7 +19,8 @@ use crate::values;
 
 /// The shortest time to wait for a majority, even if the lock ends sooner.
 const PATIENCE_MIN: Duration = Duration::from_secs(3);
-const PROGRESS_EVERY: Duration = Duration::from_millis(500);
+/// How often to check whether time alone has ended the lock or the patience.
+const CHECK_EVERY: Duration = Duration::from_millis(500);
 /// Precedes the error of an inspection before the revocation.
 const NOT_REVOKED: &str = "nothing was revoked";
 
@@ -182,7 +183,7 @@ async fn wait(
     let began = Instant::now();
     let mut report = revocation.report();
     let give_up_after = patience.max(report.remaining);
-    let mut progress = Progress::default();
+    let mut shown = None;
     loop {
         match report.state {
             RevocationState::Over => return Ok(report.remaining),
@@ -198,7 +199,9 @@ async fn wait(
                 }
             }
         }
-        progress.show(&report, give_up_after.saturating_sub(began.elapsed()));
+        if shown.replace(report.state) != Some(report.state) {
+            say(progress(&report, give_up_after.saturating_sub(began.elapsed())));
+        }
         tokio::select! {
             biased;
             signal = signals.next() => {
@@ -214,62 +217,32 @@ async fn wait(
                 return Err(Ended { message, ..Ended::by(signal) }.into());
             }
             () = revocation.changed() => {}
-            () = sleep(PROGRESS_EVERY) => {}
+            () = sleep(CHECK_EVERY) => {}
         }
         let before = std::mem::replace(&mut report, revocation.report());
         for (before, node) in before.nodes.iter().zip(&report.nodes) {
             let was_revoked =
                 matches!(before.result, NodeRevocation::Revoked(_) | NodeRevocation::Ended);
             if !was_revoked && matches!(node.result, NodeRevocation::Revoked(_)) {
-                progress.end_line();
                 say(format_args!("{}: {}", node.node, answer(&node.result)));
             }
         }
     }
 }
 
-/// A progress line: overwritten on a terminal; elsewhere printed once for each state.
-#[derive(Default)]
-struct Progress {
-    shown: Option<RevocationState>,
-    /// Whether the line on the terminal has no line end yet.
-    is_open: bool,
-}
-
-impl Progress {
-    fn show(&mut self, report: &RevocationReport, patience_left: Duration) {
-        let left = time(patience_left);
-        let text = match report.state {
-            RevocationState::Revoked => {
-                format!("revoked; the lock ends within {}", time(report.remaining))
-            }
-            RevocationState::Unconfirmed => format!(
-                "asking again for {left}: the lock is free on some nodes, and the holder may still \
-                 acquire it there"
-            ),
-            _ => format!(
-                "asking again for {left}: too few nodes answer, and the holder may extend the lock"
-            ),
-        };
-        if stderr().is_terminal() {
-            self.is_open = true;
-            let _ = write!(stderr(), "\r\x1b[Kquorlock: {text}");
-        } else if self.shown != Some(report.state) {
-            say(text);
+fn progress(report: &RevocationReport, patience_left: Duration) -> String {
+    let left = time(patience_left);
+    match report.state {
+        RevocationState::Revoked => {
+            format!("revoked; the lock ends within {}", time(report.remaining))
         }
-        self.shown = Some(report.state);
-    }
-
-    fn end_line(&mut self) {
-        if std::mem::take(&mut self.is_open) {
-            let _ = writeln!(stderr());
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.end_line();
+        RevocationState::Unconfirmed => format!(
+            "asking again for {left}: the lock is free on some nodes, and the holder may still \
+             acquire it there"
+        ),
+        _ => format!(
+            "asking again for {left}: too few nodes answer, and the holder may extend the lock"
+        ),
     }
 }
 
