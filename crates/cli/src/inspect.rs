@@ -106,9 +106,9 @@ impl<'a> Semaphore<'a> {
     /// A client stands in line on every node that it reaches, and there in the queue of every slot
     /// that it accepts. Therefore only the longest queue counts. A client that waits only in
     /// shorter ones is not counted.
-    fn waiters(&self) -> (u64, &[&WaiterInfo]) {
+    fn waiters(&self) -> (u64, &[WaiterInfo]) {
         let slots = || self.slots.iter().map(|(_, slot)| slot);
-        let longest = slots().map(|slot| &*slot.queue).max_by_key(|queue| queue.len());
+        let longest = slots().map(|slot| slot.queue).max_by_key(|queue| queue.len());
         (slots().map(|slot| slot.waiters).max().unwrap_or(0), longest.unwrap_or_default())
     }
 

@@ -28,7 +28,7 @@ pub(crate) struct Summary<'a> {
     /// The time since the first node granted the lock; `None` if no lock is held, or no node says.
     pub(crate) held_for: Option<Duration>,
     pub(crate) waiters: u64,
-    pub(crate) queue: Vec<&'a WaiterInfo>,
+    pub(crate) queue: &'a [WaiterInfo],
     /// The number of keys of the lock, this one included.
     keys: u64,
     /// The number of nodes on which the lock is revoked.
@@ -105,7 +105,7 @@ impl<'a> Summary<'a> {
             held_for: lock_leases().filter_map(|lease| lease.held_for).max(),
             // A waiter stands in line on every node that it reaches.
             waiters: leases().map(|lease| lease.waiters).max().unwrap_or(0),
-            queue: longest.map(|lease| lease.queue.iter().collect()).unwrap_or_default(),
+            queue: longest.map(|lease| &*lease.queue).unwrap_or_default(),
             keys: lock_leases().map(|lease| lease.keys).max().unwrap_or(1),
             revoked,
             nodes,
@@ -205,7 +205,7 @@ pub(crate) fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -
         }
     }
     if summary.waiters > 0 {
-        facts.push(vec!["  waiting".to_owned(), waiters_text(summary.waiters, &summary.queue)]);
+        facts.push(vec!["  waiting".to_owned(), waiters_text(summary.waiters, summary.queue)]);
     }
     lines.push_str(&table(&facts));
     lines.push_str(&table(&node_rows(inspection)));
@@ -215,8 +215,8 @@ pub(crate) fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -
 }
 
 /// Lists the waiters that a node names, after the number of all waiters.
-pub(crate) fn waiters_text(all: u64, queue: &[&WaiterInfo]) -> String {
-    let name = |waiter: &&WaiterInfo| {
+pub(crate) fn waiters_text(all: u64, queue: &[WaiterInfo]) -> String {
+    let name = |waiter: &WaiterInfo| {
         let owner = output::owner(waiter.owner.as_deref());
         let address =
             waiter.address.as_ref().map(|address| format!(" ({})", escape_short(address)));
@@ -289,7 +289,7 @@ pub(crate) fn key_json(key: &[u8], summary: &Summary<'_>) -> Value {
         "at_most_ms": held.map(|held| ms(held.at_most)),
         "keys": summary.keys,
         "waiters": summary.waiters,
-        "queue": queue_json(&summary.queue),
+        "queue": queue_json(summary.queue),
         "meaning": summary.meaning(),
     });
     if let Some(hex) = output::key_hex(key) {
@@ -298,8 +298,8 @@ pub(crate) fn key_json(key: &[u8], summary: &Summary<'_>) -> Value {
     shown
 }
 
-pub(crate) fn queue_json(queue: &[&WaiterInfo]) -> Value {
-    let waiter = |waiter: &&WaiterInfo| {
+pub(crate) fn queue_json(queue: &[WaiterInfo]) -> Value {
+    let waiter = |waiter: &WaiterInfo| {
         json!({
             "owner": waiter.owner,
             "client": waiter.client,

@@ -1,5 +1,6 @@
 //! What a node says about itself, in its replies to INFO and to other requests.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use quorlock_core::client::Hello;
@@ -54,8 +55,8 @@ pub(crate) struct ModuleInfo {
     pub(crate) rejoin_delay_ms: Option<u64>,
     pub(crate) leases: u64,
     pub(crate) waiters: u64,
-    /// The values of [`COUNTERS`]. An older module may lack some.
-    pub(crate) counters: [Option<u64>; COUNTERS.len()],
+    /// The values of [`COUNTERS`], by name. An older module may lack some.
+    pub(crate) counters: BTreeMap<&'static str, u64>,
     pub(crate) longest_wait_us: Option<u64>,
 }
 
@@ -100,7 +101,10 @@ impl Facts {
             rejoin_delay_ms: number("lock_rejoin_delay_ms"),
             leases: number("lock_leases").unwrap_or(0),
             waiters: number("lock_waiters").unwrap_or(0),
-            counters: COUNTERS.map(|(name, _)| number(&format!("lock_{name}"))),
+            counters: COUNTERS
+                .into_iter()
+                .filter_map(|(name, _)| Some((name, number(&format!("lock_{name}"))?)))
+                .collect(),
             longest_wait_us: number("lock_longest_wait_us"),
         });
         Self {
@@ -116,13 +120,6 @@ impl Facts {
     /// Whether the server may remove keys of locks when its memory is full.
     pub(crate) fn evicts(&self) -> bool {
         self.maxmemory_policy.as_ref().is_some_and(|policy| policy != "noeviction")
-    }
-}
-
-impl ModuleInfo {
-    /// The value of one of [`COUNTERS`]; `None` if the module lacks it.
-    pub(crate) fn counter(&self, name: &str) -> Option<u64> {
-        COUNTERS.into_iter().zip(self.counters).find(|((counter, _), _)| *counter == name)?.1
     }
 }
 

@@ -7,7 +7,7 @@ use quorlock_core::node_set::NodeSet;
 use quorlock_core::quorum::{Majority, Moment};
 use serde_json::{Value, json};
 
-use super::facts::{Abstention, COUNTERS, Facts, ModuleInfo};
+use super::facts::{Abstention, Facts, ModuleInfo};
 use crate::output::{escape, ms};
 
 /// The address of a node, without user and password, and what the node answered.
@@ -146,9 +146,6 @@ impl NodeReport {
             let (id, members) = (set.id().to_string(), set.members().to_string());
             json!({ "name": set.name(), "id": id, "members": members })
         });
-        let counters = lock.into_iter().flat_map(|lock| COUNTERS.iter().zip(lock.counters));
-        let counters: Value =
-            counters.filter_map(|((name, _), count)| Some((*name, count?))).collect();
         let mut shown = json!({
             "node": self.name,
             "state": self.state.word(),
@@ -164,7 +161,7 @@ impl NodeReport {
             "round_trip_us": facts.map(|facts| u64::try_from(facts.round_trip.as_micros()).ok()),
             "clock_offset_us": facts.and_then(|facts| facts.clock_offset_us),
             "longest_wait_us": lock.and_then(|lock| lock.longest_wait_us),
-            "counters": counters,
+            "counters": lock.map(|lock| lock.counters.clone()).unwrap_or_default(),
         });
         if let Some(reason) = self.state.reason() {
             shown["reason"] = reason.into();

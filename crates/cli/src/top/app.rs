@@ -255,7 +255,7 @@ fn rates(before: &Snapshot, now: &Snapshot, elapsed: Duration) -> Vec<Option<[f6
     let of_node = |(before, now): (&NodeReport, &NodeReport)| {
         let (before, now) = (before.module()?, now.module()?);
         let rate = |name: &str| -> Option<f64> {
-            let count = now.counter(name)?.saturating_sub(before.counter(name)?);
+            let count = now.counters.get(name)?.saturating_sub(*before.counters.get(name)?);
             let count = u32::try_from(count).unwrap_or(u32::MAX);
             (!elapsed.is_zero()).then(|| f64::from(count) / elapsed.as_secs_f64())
         };
@@ -377,20 +377,20 @@ pub(super) mod tests {
     #[test]
     fn rates_are_per_second_and_zero_after_a_restart() {
         let mut app = app();
-        let mut count = |after_s, counts: [u64; 2]| {
+        let mut count = |after_s, grants, refusals| {
             let mut next = moment(vec![]);
             next.at += Duration::from_secs(after_s);
             let mut nodes = voting(3);
             for node in &mut nodes {
-                module_of(node).counters[..2].copy_from_slice(&counts.map(Some));
+                module_of(node).counters = [("grants", grants), ("refusals", refusals)].into();
             }
             next.nodes = Snapshot::new(nodes);
             app.update(next);
             app.rates[0]
         };
-        assert_eq!(count(10, [100, 50]), None, "the first snapshot had no counters");
-        let [grants, refusals] = count(20, [200, 70]).unwrap();
+        assert_eq!(count(10, 100, 50), None, "the first snapshot had no counters");
+        let [grants, refusals] = count(20, 200, 70).unwrap();
         assert!((grants - 10.0).abs() < 0.1 && (refusals - 2.0).abs() < 0.1);
-        assert_eq!(count(30, [3, 0]), Some([0.0, 0.0]));
+        assert_eq!(count(30, 3, 0), Some([0.0, 0.0]));
     }
 }
