@@ -7,7 +7,7 @@ use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use quorlock_client::{Fence, Quorum, Released};
+use quorlock_client::{Quorum, Released};
 use quorlock_core::quorum::Moment;
 use quorlock_core::{StopSchedule, Ttl, rounded};
 use rustix::process::Signal;
@@ -194,10 +194,8 @@ async fn run_locked(
         let (after, fence) = (rounded(called_at.elapsed()), lock.fence());
         say(format_args!("acquired after {after:?}, fence {fence}{}", missing_nodes(quorum)));
     }
-    let (fence, permit) = (lock.fence(), lock.slot());
     let mut renewer = LockRenewer::new(lock, args.lock.ttl());
-    let (status, is_interrupted) =
-        supervise(&args, nodes, ttl, (fence, permit), &mut renewer, signals).await?;
+    let (status, is_interrupted) = supervise(&args, nodes, ttl, &mut renewer, signals).await?;
     let hold_until = held_since.plus(args.hold_at_least.unwrap_or_default());
     let no_loss_seen = is_interrupted || hold(&mut renewer, hold_until, signals).await;
     match renewer.lock.release().await {
@@ -241,7 +239,6 @@ async fn supervise(
     args: &Run,
     nodes: &NodeSettings,
     ttl: Ttl,
-    (fence, permit): (Fence, Option<usize>),
     renewer: &mut LockRenewer,
     signals: &mut Signals,
 ) -> anyhow::Result<(ExitStatus, bool)> {
@@ -255,10 +252,10 @@ async fn supervise(
     let mut schedule = begin.schedule()?;
     let environment = [
         ("QUORLOCK_KEY", args.lock.key.clone()),
-        ("QUORLOCK_FENCE", fence.to_string().into()),
+        ("QUORLOCK_FENCE", renewer.lock.fence().to_string().into()),
         ("QUORLOCK_TTL_MS", ttl.ms().to_string().into()),
     ];
-    let permit = permit.map(|slot| (PERMIT_VARIABLE, slot.to_string().into()));
+    let permit = renewer.lock.slot().map(|slot| (PERMIT_VARIABLE, slot.to_string().into()));
     let environment = environment.into_iter().chain(permit);
     let handle = renewer.lock.to_detached().to_secret_text();
     let order = Order { begin, handle, nodes: nodes.secret.clone() };
