@@ -11,7 +11,7 @@ use std::process::Command;
 use std::{fs, thread};
 
 use crate::common::*;
-use quorlock_testkit::{Direction, Nodes, Proxy, eventually};
+use quorlock_testkit::{Direction, Nodes, Proxy};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::NamedTempFile;
 
@@ -348,13 +348,8 @@ fn pipeline_ends_with_the_command_also_when_quorlock_was_killed() {
     let running = Running::start(&mut pipeline);
     let command = running.pid_line();
     // The shell of the pipeline has two children, quorlock and `cat`. Only quorlock has children.
-    let shell = running.pid();
-    let mut quorlock = None;
-    eventually(PATIENCE, "quorlock runs", || {
-        let mut children = children_of(shell).into_iter();
-        quorlock = children.find(|child| !children_of(*child).is_empty());
-        quorlock.is_some()
-    });
+    let mut children = children_of(running.pid()).into_iter();
+    let quorlock = children.find(|child| !children_of(*child).is_empty());
     kill(quorlock.unwrap(), Signal::KILL);
     assert_eq!(stdout(&running.wait_for_end()), "");
     wait_until_ended(command);

@@ -25,7 +25,7 @@ const STOPPED_THEN_FG: &str = "echo stopped $?; read line; fg >/dev/null; echo s
 
 /// A shell with job control in a terminal.
 struct Terminal {
-    shell: Child,
+    script: Child,
     keyboard: ChildStdin,
     screen: Arc<Mutex<vt100::Parser>>,
 }
@@ -35,14 +35,14 @@ impl Terminal {
     /// top`, on these nodes.
     fn start(nodes: &Nodes, script: &str) -> Self {
         let script = format!("stty rows {ROWS} cols {COLUMNS}; {IN_SHELL}; {script}");
-        let mut shell = Command::new("script");
+        let mut command = Command::new("script");
         let line = "exec env --default-signal bash --norc -mc \"$SCRIPT\"";
-        shell.args(["-qec", line, "/dev/null"]).env("SCRIPT", script).env("SHELL", "/bin/sh");
-        shell.env("QUORLOCK_NODES", nodes.urls().join(",")).env("TERM", "xterm-256color");
-        shell.env("Q", QUORLOCK).env("TOP", format!("{QUORLOCK} top --interval 100ms"));
-        let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let keyboard = shell.stdin.take().unwrap();
-        let mut output = shell.stdout.take().unwrap();
+        command.args(["-qec", line, "/dev/null"]).env("SCRIPT", script).env("SHELL", "/bin/sh");
+        command.env("QUORLOCK_NODES", nodes.urls().join(",")).env("TERM", "xterm-256color");
+        command.env("Q", QUORLOCK).env("TOP", format!("{QUORLOCK} top --interval 100ms"));
+        let mut script = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let keyboard = script.stdin.take().unwrap();
+        let mut output = script.stdout.take().unwrap();
         let screen = Arc::new(Mutex::new(vt100::Parser::new(ROWS, COLUMNS, 0)));
         let parser = Arc::clone(&screen);
         thread::spawn(move || {
@@ -51,7 +51,7 @@ impl Terminal {
                 parser.lock().unwrap().process(&bytes[..count]);
             }
         });
-        Self { shell, keyboard, screen }
+        Self { script, keyboard, screen }
     }
 
     /// Starts this command under the lock `k`, and waits until it prints `ready`. Once the command
@@ -99,27 +99,17 @@ impl Terminal {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
+    /// The child of the shell, which is the child of script(1).
     fn top(&self) -> Pid {
-        let mut found = None;
-        eventually(PATIENCE, "top runs", || {
-            let mut processes = vec![Pid::from_child(&self.shell)];
-            while let Some(process) = processes.pop() {
-                let name = std::fs::read_to_string(format!("/proc/{}/comm", process.as_raw_pid()));
-                if name.is_ok_and(|name| name.trim() == "quorlock") {
-                    found = Some(process);
-                }
-                processes.extend(children_of(process));
-            }
-            found.is_some()
-        });
-        found.unwrap()
+        let child_of = |parent| children_of(parent)[0];
+        child_of(child_of(Pid::from_child(&self.script)))
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        let _ = self.shell.kill();
-        let _ = self.shell.wait();
+        let _ = self.script.kill();
+        let _ = self.script.wait();
     }
 }
 

@@ -331,17 +331,12 @@ pub(crate) fn wait_until_ended(process: Pid) {
     eventually(PATIENCE, "the process has ended", || !is_alive(process));
 }
 
+/// The only child of a `quorlock run` whose command runs.
 #[track_caller]
 pub(crate) fn watchdog_of(quorlock: Pid) -> Pid {
-    let mut watchdog = None;
-    eventually(PATIENCE, "there is a watchdog", || {
-        watchdog = children_of(quorlock).into_iter().find(|child| {
-            let words = std::fs::read_to_string(format!("/proc/{}/cmdline", child.as_raw_pid()));
-            words.is_ok_and(|words| words.contains("__watchdog"))
-        });
-        watchdog.is_some()
-    });
-    watchdog.expect("the watchdog was found")
+    let children = children_of(quorlock);
+    let [watchdog] = children[..] else { panic!("not one child, but {children:?}") };
+    watchdog
 }
 
 pub(crate) fn children_of(parent: Pid) -> Vec<Pid> {
