@@ -316,7 +316,7 @@ fn help_names_exit_codes_and_environment_variables() {
 const SEPARATOR: &str = "write `--` before the command";
 
 /// A line for the shell, in which no node can be reached, and a part of standard error.
-const WRONG: [(&str, &str); 44] = [
+const WRONG: [(&str, &str); 45] = [
     ("quorlock run k echo hi", SEPARATOR),
     ("quorlock run -n k echo -n", SEPARATOR),
     ("quorlock run k --ttl 5s true", SEPARATOR),
@@ -342,7 +342,8 @@ const WRONG: [(&str, &str); 44] = [
     ("QUORLOCK_NODES=' , ' quorlock run k -c true", "redis://"),
     ("QUORLOCK_NODES= quorlock inspect k", "quorlock up"),
     ("quorlock list --limit=100001", "1..=100000"),
-    ("quorlock list '[bad'", "a [ has no ]"),
+    ("quorlock list ''", "an empty pattern matches no lock"),
+    ("quorlock list $(printf %0256d 0)", "at most 255 bytes"),
     (
         "quorlock revoke k",
         "nothing was revoked, because there is no terminal to ask on: add --yes after reading",

@@ -6,21 +6,21 @@
 mod checks;
 mod rights;
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::builder::{StringValueParser, TypedValueParser as _};
 use futures_util::future::join_all;
 use quorlock_core::Ttl;
 use serde_json::json;
 
 use crate::acquire::DEFAULT_TTL;
 use crate::fleet::{Finding, FleetArgs, Severity, Snapshot};
-use crate::nodes;
 use crate::output::{self, escape, paragraph, try_print, with_plural};
-use crate::values::check_key;
 use crate::values::duration;
+use crate::{nodes, values};
 
 /// Checks the nodes, their configuration and the rights of the user, and says what to do.
 ///
@@ -34,8 +34,8 @@ pub(crate) struct Doctor {
     ttl: Option<Duration>,
 
     /// A lock that the programs acquire: also check that the user may use this key
-    #[arg(long, value_name = "KEY", value_parser = StringValueParser::new().try_map(check_key))]
-    lock: Option<String>,
+    #[arg(long, value_name = "KEY", value_parser = values::key_parser())]
+    lock: Option<OsString>,
 
     /// Print JSON
     #[arg(long)]
@@ -64,9 +64,10 @@ pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
     let ttl = u64::try_from(ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
     let ttl = ttl.context("--ttl must be at least 1ms and at most 168h, such as 10s")?;
     let snapshot = fleet.gather().await;
+    let key = args.lock.as_ref().map(|key| key.as_bytes());
     let rights = fleet.nodes.iter().zip(&snapshot.nodes).map(async |(node, report)| {
         match report.answer {
-            Ok(_) => rights::check(node, args.lock.as_deref()).await,
+            Ok(_) => rights::check(node, key).await,
             // Asking a node that is down would take up to the time limit once more.
             Err(_) => Vec::new(),
         }

@@ -4,6 +4,7 @@ use quorlock_core::client::NodeError;
 use redis::{Pipeline, Value};
 
 use crate::fleet::{Finding, Node, Replies, replies};
+use crate::output::escape_short;
 
 /// The commands that only locks of several keys and semaphores need.
 const COMMANDS_FOR_SEVERAL_KEYS: [&str; 4] =
@@ -30,25 +31,25 @@ const PLACEHOLDER_KEY: &str = "quorlock-doctor";
 
 /// Returns the findings about the rights of the user; none if the node does not answer. `key` is
 /// that of `--lock`.
-pub(super) async fn check(node: &Node, key: Option<&str>) -> Vec<Finding> {
-    let requests = requests(key.unwrap_or(PLACEHOLDER_KEY));
+pub(super) async fn check(node: &Node, key: Option<&[u8]>) -> Vec<Finding> {
+    let requests = requests(key.unwrap_or(PLACEHOLDER_KEY.as_bytes()));
     let replies: Result<Replies<{ COMMANDS.len() }>, _> =
         node.ask(async |connection| replies(&requests, connection).await).await;
     replies.map(|replies| findings(&replies, key)).unwrap_or_default()
 }
 
-fn requests(key: &str) -> Pipeline {
+fn requests(key: &[u8]) -> Pipeline {
     let mut requests = Pipeline::with_capacity(COMMANDS.len());
     for (name, arguments) in COMMANDS {
         let request = requests.cmd(name);
         for argument in arguments {
-            request.arg(if *argument == PLACEHOLDER_KEY { key } else { argument });
+            request.arg(if *argument == PLACEHOLDER_KEY { key } else { argument.as_bytes() });
         }
     }
     requests
 }
 
-fn findings(replies: &[Result<Value, NodeError>], key: Option<&str>) -> Vec<Finding> {
+fn findings(replies: &[Result<Value, NodeError>], key: Option<&[u8]>) -> Vec<Finding> {
     let (mut for_all, mut for_several_keys, mut key_is_denied) = (Vec::new(), Vec::new(), false);
     for ((command, _), reply) in COMMANDS.into_iter().zip(replies) {
         let Err(NodeError::Denied { reason }) = reply else { continue };
@@ -78,7 +79,7 @@ fn findings(replies: &[Result<Value, NodeError>], key: Option<&str>) -> Vec<Find
     if let (Some(key), true) = (key, key_is_denied) {
         findings.push(Finding::error(
             "rights",
-            format!("the user may not use the key {key}"),
+            format!("the user may not use the key {}", escape_short(key)),
             "give the user its keys, such as ~orders/*, with ACL SETUSER and in the server's ACL \
              file",
         ));
