@@ -130,20 +130,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn abstention_has_a_reason_and_an_end_that_may_be_unknown() {
-        let text =
-            "lock_state:abstaining\r\nlock_abstain_reason:start\r\nlock_abstain_left_ms:41000\r\n";
-        let abstains =
-            |reason: &str, left| State::Abstaining(Abstention { reason: reason.to_owned(), left });
-        let left = Some(Duration::from_secs(41));
-        assert_eq!(Facts::parse(text).module.unwrap().state, abstains("start", left));
-        let text = "role:slave\r\nlock_state:abstaining\r\nlock_abstain_reason:replica\r\n";
-        let facts = Facts::parse(text);
-        assert!(facts.hello.is_replica);
-        assert_eq!(facts.module.unwrap().state, abstains("replica", None));
-    }
-
-    #[test]
     fn valkey_and_a_missing_module_are_recognized() {
         let text = "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.3\r\nserver_mode:cluster\r\n\
             maxmemory:100\r\nmaxmemory_policy:volatile-ttl\r\n";
