@@ -1,6 +1,5 @@
 //! What is on the screen, and what each key press does to it: without I/O.
 
-use std::cmp::Ordering;
 use std::time::{Duration, Instant};
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -166,10 +165,7 @@ impl App {
             }
             KeyCode::Char('/') => self.is_typing = true,
             KeyCode::Char('s') => {
-                let mut sorting =
-                    COLUMNS.iter().enumerate().filter(|(_, column)| column.1.is_some());
-                let next = sorting.find(|(column, _)| *column > self.sort);
-                self.set_order(next.map_or(0, |(column, _)| column), self.is_reversed);
+                self.set_order((self.sort + 1) % COLUMNS.len(), self.is_reversed);
             }
             KeyCode::Char('r') => self.set_order(self.sort, !self.is_reversed),
             KeyCode::Down | KeyCode::Char('j') => self.select(self.selected.saturating_add(1)),
@@ -223,9 +219,7 @@ impl App {
             |lock: &Lock| lock.name.contains(&self.filter) || lock.owner.contains(&self.filter);
         self.rows = (0..locks.len()).filter(|&row| matches(&locks[row])).collect();
         self.rows.sort_by(|&a, &b| {
-            let order = COLUMNS[self.sort]
-                .1
-                .map_or(Ordering::Equal, |compare| compare(&locks[a], &locks[b]));
+            let order = COLUMNS[self.sort].1(&locks[a], &locks[b]);
             let order = if self.is_reversed { order.reverse() } else { order };
             // Rows that are equal keep their places from one list to the next.
             order.then_with(|| locks[a].name.cmp(&locks[b].name))
@@ -314,9 +308,9 @@ pub(super) mod tests {
     fn app() -> App {
         let mut app = App { page: 10, ..App::default() };
         app.update(moment(vec![
-            lock("a", "web-2", 1, 30, 0),
-            lock("b", "web-1", 9, 10, 5),
-            lock("c", "batch", 5, 20, 1),
+            Lock { state: "shared", ..lock("a", "web-2", 1, 30, 0) },
+            Lock { nodes: 3, ..lock("b", "web-1", 9, 10, 5) },
+            Lock { nodes: 1, ..lock("c", "batch", 5, 20, 1) },
         ]));
         app
     }
@@ -328,13 +322,13 @@ pub(super) mod tests {
     #[test]
     fn each_column_sorts_in_its_own_order() {
         let mut app = app();
-        for order in ["abc", "cba", "bca", "bca", "bca"] {
+        for order in ["abc", "cba", "bca", "cab", "bca", "bca", "bca"] {
             assert_eq!(keys(&app), order);
             press(&mut app, "s");
         }
         press(&mut app, "r");
         assert_eq!(keys(&app), "cba");
-        press(&mut app, "rss");
+        press(&mut app, "rssss");
         app.update(moment(vec![
             Lock { left: None, ..lock("a", "", 1, 1, 0) },
             lock("b", "", 1, 9, 0),

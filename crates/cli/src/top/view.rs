@@ -27,23 +27,23 @@ const NODE_FIT: Fit<'_> = Fit {
 /// held and waiters, locks that need attention come first.
 pub(super) struct Column(
     &'static str,
-    pub(super) Option<fn(&Lock, &Lock) -> Ordering>,
+    pub(super) fn(&Lock, &Lock) -> Ordering,
     fn(&Lock, Duration, usize) -> String,
 );
 
 pub(super) const COLUMNS: [Column; 7] = [
-    Column("KEY", Some(|a, b| a.name.cmp(&b.name)), |lock, _, _| lock.name.clone()),
-    Column("OWNER", Some(|a, b| a.owner.cmp(&b.owner)), |lock, _, _| lock.owner.clone()),
-    Column("STATE", None, |lock, _, _| lock.state.to_owned()),
-    Column("NODES", None, |lock, _, nodes| format!("{}/{nodes}", lock.nodes)),
+    Column("KEY", |a, b| a.name.cmp(&b.name), |lock, _, _| lock.name.clone()),
+    Column("OWNER", |a, b| a.owner.cmp(&b.owner), |lock, _, _| lock.owner.clone()),
+    Column("STATE", |a, b| a.state.cmp(b.state), |lock, _, _| lock.state.to_owned()),
+    Column("NODES", |a, b| a.nodes.cmp(&b.nodes), |lock, _, all| format!("{}/{all}", lock.nodes)),
     // A lock without a known end comes last.
-    Column("LEFT", Some(|a, b| (a.left.is_none(), a.left).cmp(&(b.left.is_none(), b.left))), left),
-    Column("HELD", Some(|a, b| b.held.cmp(&a.held)), |lock, elapsed, _| {
-        or_dash(lock.held.map(|held| time(held + elapsed)))
-    }),
-    Column("WAITERS", Some(|a, b| b.waiters.cmp(&a.waiters)), |lock, _, _| {
-        lock.waiters.to_string()
-    }),
+    Column("LEFT", |a, b| (a.left.is_none(), a.left).cmp(&(b.left.is_none(), b.left)), left),
+    Column(
+        "HELD",
+        |a, b| b.held.cmp(&a.held),
+        |lock, elapsed, _| or_dash(lock.held.map(|held| time(held + elapsed))),
+    ),
+    Column("WAITERS", |a, b| b.waiters.cmp(&a.waiters), |lock, _, _| lock.waiters.to_string()),
 ];
 
 fn left(lock: &Lock, elapsed: Duration, _nodes: usize) -> String {
