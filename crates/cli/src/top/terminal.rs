@@ -1,7 +1,7 @@
 //! Sets the terminal up, and restores it: at the end, on errors, panics and signals, and while the
 //! program is stopped.
 
-use std::io::{self, Write as _, stdout};
+use std::io::{Write as _, stdout};
 use std::panic;
 
 use anyhow::Context as _;
@@ -43,7 +43,13 @@ impl Drop for Screen {
 
 /// Sets the terminal up, also if it is set up already. What is drawn next covers all of it.
 pub(super) fn reset() -> anyhow::Result<()> {
-    enter().context("cannot use the terminal")
+    let set_up = || {
+        // Sets all modes, although another program may have changed some meanwhile.
+        disable_raw_mode()?;
+        enable_raw_mode()?;
+        execute!(stdout(), EnterAlternateScreen, Hide)
+    };
+    set_up().context("cannot use the terminal")
 }
 
 /// Stops this program, as Ctrl-Z does in the shell, until it is continued.
@@ -67,13 +73,6 @@ pub(super) fn draw(render: impl FnOnce(usize, usize) -> Vec<String>) -> anyhow::
         stdout.flush()
     };
     draw(render(columns.into(), rows.into())).context("cannot draw")
-}
-
-fn enter() -> io::Result<()> {
-    // Sets all modes, although another program may have changed some meanwhile.
-    disable_raw_mode()?;
-    enable_raw_mode()?;
-    execute!(stdout(), EnterAlternateScreen, Hide)
 }
 
 /// Restores the terminal, unless it belongs to the shell: leaving the alternate screen twice would
