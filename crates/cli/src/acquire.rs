@@ -187,8 +187,15 @@ impl LockArgs {
         let notices = async {
             sleep(NOTICE_AFTER).await;
             if tells_holder {
-                let holder = builder.holder().await;
-                say_in_background(format!("waiting: {}", exit::describe_wait(reason, holder)));
+                let reason = match (reason, builder.holder().await) {
+                    // The first attempt named no holder, or found nodes that now vote.
+                    (
+                        AcquireError::Held { nodes, .. } | AcquireError::NoQuorum { nodes },
+                        holder @ Some(_),
+                    ) => AcquireError::Held { nodes, holder },
+                    (reason, _) => reason,
+                };
+                say_in_background(format!("waiting: {}", exit::describe(&reason)));
             }
             self.warn_of_larger(quorum).await;
             pending::<Infallible>().await

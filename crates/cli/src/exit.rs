@@ -10,7 +10,7 @@ use std::fmt::{self, Display};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 
-use quorlock_client::{AcquireError, Holder, NodeAnswers, NodeError, ReleaseError};
+use quorlock_client::{AcquireError, NodeAnswers, NodeError, ReleaseError};
 use quorlock_core::quorum::Majority;
 use rustix::process::Signal;
 
@@ -87,18 +87,6 @@ pub(crate) fn describe(error: &AcquireError) -> String {
             format!("the nodes answered too late for the ttl: {nodes}. Raise --ttl")
         }
         error => error.to_string(),
-    }
-}
-
-/// Says why a call waits, given the error of its first attempt and who holds the lock now.
-pub(crate) fn describe_wait(first: AcquireError, holder: Option<Holder>) -> String {
-    match (first, holder) {
-        // The first attempt may have named an earlier holder, or found nodes that now vote.
-        (AcquireError::Held { nodes, .. }, holder) => {
-            describe(&AcquireError::Held { nodes, holder })
-        }
-        (_, Some(holder)) => format!("another client holds the lock: {holder}"),
-        (first, None) => describe(&first),
     }
 }
 
