@@ -153,11 +153,16 @@ async fn probe(
 ) -> Result<(Duration, Option<i64>), NodeError> {
     let mut best: Option<(Duration, Option<i64>)> = None;
     for _ in 0..PROBES {
-        let (sent_us, sent) = (wall_us(), Instant::now());
+        let (wall, sent) = (SystemTime::now(), Instant::now());
         let reply: Result<(i64, i64), _> = cmd("TIME").query_async(connection).await;
         let round_trip = sent.elapsed();
         let offset_us = match reply {
-            Ok((seconds, us)) => Some(offset_us(sent_us, round_trip, seconds * 1_000_000 + us)),
+            Ok((seconds, us)) => {
+                // The node read its clock in the middle of the round trip, to within half of it.
+                let here_us = unix_us(wall + round_trip / 2);
+                let there_us = seconds.saturating_mul(1_000_000).saturating_add(us);
+                Some(there_us.saturating_sub(here_us))
+            }
             // This error is also an answer, and took one round trip.
             Err(error) if error.code() == Some("NOPERM") => None,
             Err(error) => return Err(read_error(&error)),
@@ -169,17 +174,10 @@ async fn probe(
     best.ok_or(NodeError::UnexpectedReply)
 }
 
-/// This machine's wall clock in microseconds since 1970.
-fn wall_us() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+/// Returns the microseconds since 1970.
+fn unix_us(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-}
-
-/// Returns how far a remote clock is ahead of this machine's. Takes the remote clock as read in the
-/// middle of the round trip, so the result is wrong by at most half a round trip.
-fn offset_us(sent_us: i64, round_trip: Duration, remote_us: i64) -> i64 {
-    let half = i64::try_from(round_trip.as_micros() / 2).unwrap_or(i64::MAX);
-    remote_us.saturating_sub(sent_us.saturating_add(half))
 }
 
 pub(crate) type Replies<const N: usize> = [Result<Value, NodeError>; N];
