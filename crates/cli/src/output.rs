@@ -178,7 +178,7 @@ pub(crate) fn fitted(rows: &[Vec<String>], fit: &Fit<'_>, columns: usize) -> Vec
     let count = rows.iter().map(Vec::len).max().unwrap_or_default();
     let column_width = |column: usize| {
         let whole = rows.iter().filter(|row| row.len() == count || row.len() > column + 1);
-        whole.map(|row| width(&row[column])).max().unwrap_or_default()
+        whole.map(|row| row[column].width()).max().unwrap_or_default()
     };
     let mut widths: Vec<_> = (0..count).map(column_width).collect();
     let mut shown: Vec<_> = (0..count).collect();
@@ -207,7 +207,7 @@ fn line(row: &[String], shown: &[usize], widths: &[usize], fit: &Fit<'_>) -> Str
             address if column == 0 && fit.starts_with_address => keep_end(address, column_width),
             cell => keep_start(cell, column_width),
         };
-        let padding = " ".repeat(column_width.saturating_sub(width(&cell)));
+        let padding = " ".repeat(column_width.saturating_sub(cell.width()));
         let is_number = fit.numbers_from.is_some_and(|first| column >= first);
         line += &if is_number { padding + &cell } else { cell + &padding };
         line += &" ".repeat(GAP);
@@ -216,13 +216,9 @@ fn line(row: &[String], shown: &[usize], widths: &[usize], fit: &Fit<'_>) -> Str
     line
 }
 
-pub(crate) fn width(text: &str) -> usize {
-    text.width()
-}
-
 /// Cuts the beginning of a text wider than `columns`.
 fn keep_end(text: &str, columns: usize) -> String {
-    if width(text) <= columns {
+    if text.width() <= columns {
         return text.to_owned();
     }
     let cut = text.chars().count() - fitting(text.chars().rev(), columns);
@@ -231,7 +227,7 @@ fn keep_end(text: &str, columns: usize) -> String {
 
 /// Cuts the end of a text wider than `columns`.
 pub(crate) fn keep_start(text: &str, columns: usize) -> String {
-    if width(text) <= columns {
+    if text.width() <= columns {
         return text.to_owned();
     }
     text.chars().take(fitting(text.chars(), columns)).chain([CUT]).collect()

@@ -136,7 +136,9 @@ impl ProcessTree {
     pub(crate) fn follow(&mut self, schedule: &mut StopSchedule) {
         let action = schedule.poll(system::now());
         if action == Some(StopAction::Terminate) {
-            self.terminate();
+            self.signal(Signal::TERM);
+            // A stopped process handles SIGTERM only after SIGCONT.
+            self.signal(Signal::CONT);
         }
         self.action = action.or(self.action);
         match self.action {
@@ -172,12 +174,6 @@ impl ProcessTree {
             self.follow(schedule);
             self.changed(schedule).await;
         }
-    }
-
-    /// Sends SIGTERM, and then SIGCONT: a stopped process handles SIGTERM only after SIGCONT.
-    fn terminate(&self) {
-        self.signal(Signal::TERM);
-        self.signal(Signal::CONT);
     }
 
     fn terminate_adopted(&mut self) {

@@ -152,13 +152,14 @@ mod tests {
 
     use quorlock_core::client::NodeError;
     use quorlock_core::node_set::SetReport;
+    use unicode_width::UnicodeWidthStr as _;
 
     use super::Severity::{Error, Warning};
     use super::*;
     use crate::fleet::State;
     use crate::fleet::snapshot::Answer;
     use crate::fleet::snapshot::tests::{facts, module, voting};
-    use crate::output::{COLUMNS, width};
+    use crate::output::COLUMNS;
 
     fn found(nodes: Vec<Answer>) -> Vec<Finding> {
         let rights = vec![Vec::new(); nodes.len()];
@@ -250,7 +251,7 @@ mod tests {
             Finding::error("x", "word ".repeat(50), "do \x1b[2J that").about(&"n".repeat(200));
         let text = text(&[finding], &Snapshot::new(voting(3)));
         assert!(
-            text.lines().all(|line| width(line) <= COLUMNS) && !text.contains('\x1b'),
+            text.lines().all(|line| line.width() <= COLUMNS) && !text.contains('\x1b'),
             "{text}"
         );
         assert!(text.starts_with("error    nnn"), "{text}");

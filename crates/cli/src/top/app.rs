@@ -10,8 +10,6 @@ use crate::fleet::{NodeReport, Snapshot};
 use crate::locks::{Summary, Verdict, leases};
 use crate::output::{escape_short, owner};
 
-const FILTER_MAX_CHARS: usize = 100;
-
 /// The nodes and their locks at one moment.
 #[derive(Debug)]
 pub(super) struct Moment {
@@ -190,7 +188,7 @@ impl App {
             KeyCode::Backspace => {
                 filter.pop();
             }
-            KeyCode::Char(c) if filter.chars().count() < FILTER_MAX_CHARS => filter.push(c),
+            KeyCode::Char(c) => filter.push(c),
             _ => {}
         }
         self.set_filter(filter);

@@ -183,10 +183,10 @@ impl Lock {
 #[cfg(test)]
 mod tests {
     use crossterm::event::KeyCode;
+    use unicode_width::UnicodeWidthStr as _;
 
     use super::super::app::tests::{lock, moment};
     use super::*;
-    use crate::output::width;
 
     fn app_of(locks: Vec<Lock>) -> App {
         let mut app = App::default();
@@ -246,7 +246,7 @@ mod tests {
                 let is_style = |c: char| c == 'm' || c == '[' || c == ';' || c.is_ascii_digit();
                 for line in lines {
                     let plain = line.split('\x1b').map(|part| part.trim_start_matches(is_style));
-                    assert!(width(&plain.collect::<String>()) <= columns, "{columns}: {line:?}");
+                    assert!(plain.collect::<String>().width() <= columns, "{columns}: {line:?}");
                 }
             }
         }
