@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::common::*;
@@ -24,17 +24,20 @@ fn acquire(nodes: &Nodes) -> String {
 /// Releases the lock `k`, and waits until no node has it.
 #[track_caller]
 fn release(nodes: &Nodes, handle: &str) {
-    let output = output_retried_on_122(|| with_input(on(nodes, "release").arg("-"), handle));
+    let output = with_handle(nodes, &["release"], handle);
     // A release that too few nodes answered in time may have released the lock.
     assert!([0, 120].contains(&code(output.status)) && output.stdout.is_empty(), "{output:?}");
     wait_until_free(nodes);
 }
 
-/// Runs a subcommand with the handle on its standard input. Returns the exit code and the output.
-fn with_handle(nodes: &Nodes, subcommand: &str, handle: &str) -> (i32, String) {
-    let output = output_retried_on_122(|| with_input(on(nodes, subcommand).arg("-"), handle));
+/// Runs this subcommand and its options with the handle on its standard input.
+#[track_caller]
+fn with_handle(nodes: &Nodes, words: &[&str], handle: &str) -> Output {
+    let mut command = on(nodes, words[0]);
+    command.args(&words[1..]).arg("-");
+    let output = output_retried_on_122(|| with_input(&mut command, handle));
     assert!(!stderr(&output).contains(token(handle)), "{}", stderr(&output));
-    (code(output.status), stdout(&output).to_owned())
+    output
 }
 
 /// The token in a handle that is not JSON.
@@ -61,16 +64,15 @@ fn extended_lock_lasts_longer_and_only_its_new_handle_is_valid() {
     };
     let ttl_ms = nodes.iter().map(ttl_ms).max().unwrap();
     assert!(ttl_ms > 25_000, "{ttl_ms}");
-    for old in &handles {
-        assert_eq!(with_handle(&nodes, "extend", old), (120, String::new()));
-        assert_eq!(with_handle(&nodes, "release", old).0, 120);
+    for (old, subcommand) in handles.iter().flat_map(|old| [(old, "extend"), (old, "release")]) {
+        let output = with_handle(&nodes, &[subcommand], old);
+        assert_eq!((code(output.status), stdout(&output)), (120, ""), "{subcommand}");
     }
     assert!(nodes_holding(&nodes) >= 2);
     let last = stdout(&output);
     assert_eq!(last.lines().count(), 1);
     release(&nodes, last);
-    let output = output_retried_on_122(|| with_input(on(&nodes, "release").arg("-"), last));
-    assert_error(&output, 120, "nothing to release");
+    assert_error(&with_handle(&nodes, &["release"], last), 120, "nothing to release");
 }
 
 #[test]
@@ -146,9 +148,7 @@ fn script_acquires_as_many_permits_as_there_are() {
     assert_error(&held, 121, "another client ");
     assert_eq!(stdout(&held), "");
     // A permit that is extended keeps its slot, and is released by its last handle.
-    let output = output_retried_on_122(|| {
-        with_input(on(&nodes, "extend").args(["--json", "-"]), &first.to_string())
-    });
+    let output = with_handle(&nodes, &["extend", "--json"], &first.to_string());
     assert_eq!(json(&output)["permit"], first["permit"]);
     assert_error(&refused(&["--permits", "1"]), 121, "use the same `--permits` everywhere");
     let last = json(&output)["handle"].as_str().unwrap().to_owned();
@@ -163,7 +163,8 @@ fn missing_majority_gives_exit_code_122() {
     let handle = acquire(&nodes);
     nodes[0].kill();
     nodes[1].kill();
-    assert_eq!(with_handle(&nodes, "extend", &handle), (122, String::new()));
+    let output = with_handle(&nodes, &["extend"], &handle);
+    assert_eq!((code(output.status), stdout(&output)), (122, ""));
     let output = with_input(on(&nodes, "release").arg("-"), &handle);
     assert_error(&output, 122, ". The lock ends by its ttl");
 }
@@ -213,10 +214,7 @@ fn error_of_a_ttl_that_is_too_long_names_the_limit() {
     let advice = "at most 60000 ms: lower the ttl or raise lock.max-ttl";
     assert_error(&output, 125, advice);
     let handle = acquire(&nodes);
-    let output = output_retried_on_122(|| {
-        with_input(on(&nodes, "extend").args(["--ttl", "5m", "-"]), &handle)
-    });
-    assert_error(&output, 125, advice);
+    assert_error(&with_handle(&nodes, &["extend", "--ttl", "5m"], &handle), 125, advice);
 }
 
 #[test]
@@ -243,8 +241,7 @@ fn shared_lock_of_a_script_stays_shared() {
         assert_ok(&output);
         stdout(&output).to_owned()
     });
-    let extend = || with_input(on(&nodes, "extend").arg("-"), &handles[0]);
-    assert_ok(&output_retried_on_122(extend));
+    assert_ok(&with_handle(&nodes, &["extend"], &handles[0]));
     let output = on(&nodes, "acquire").args(shared).output().unwrap();
     assert_ok(&output);
 }
