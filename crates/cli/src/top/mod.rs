@@ -8,11 +8,12 @@ mod app;
 mod terminal;
 mod view;
 
+use std::convert::Infallible;
 use std::ffi::OsString;
-use std::io::{self, IsTerminal as _, stdout};
+use std::io::{IsTerminal as _, stdout};
 use std::os::unix::ffi::OsStrExt as _;
+use std::pin::pin;
 use std::process::ExitCode;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -22,7 +23,7 @@ use futures_util::future::join;
 use quorlock_core::client::limits::LISTED_MAX;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc::{self, Receiver, Sender};
+use tokio::sync::mpsc::{self, Sender};
 
 use self::app::{Action, App, Moment, rows_of};
 use self::terminal::Screen;
@@ -77,7 +78,8 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
     let listen = |to: Signal| signal(SignalKind::from_raw(to.as_raw()));
     let stop = listen(Signal::TSTP).context("cannot listen for signals")?;
     let (mut stop, mut continued) = (stop, listen(Signal::CONT)?);
-    let mut moments = start_gathering(args, nodes, fleet)?;
+    let (sender, mut moments) = mpsc::channel(1);
+    let mut gathering = pin!(gather(&args, &nodes, &fleet, sender));
     let _screen = Screen::open()?;
     let mut events = EventStream::new();
     let mut app = App::default();
@@ -95,10 +97,8 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
                 // The terminal cannot be read.
                 Some(Err(_)) | None => Action::Quit,
             },
-            moment = moments.recv() => match moment {
-                Some(moment) => app.update(moment?),
-                None => bail!("the thread that asks the nodes has ended"),
-            },
+            Some(moment) = moments.recv() => app.update(moment),
+            Err(error) = &mut gathering => return Err(error),
             _ = drawing.tick() => Action::Draw,
         };
         match action {
@@ -111,33 +111,13 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Starts a thread that asks the nodes again and again, so that replies with thousands of locks do
-/// not delay the handling of key presses. It ends after it has sent an error, or when the receiver
-/// is dropped.
-fn start_gathering(
-    args: Top,
-    nodes: NodeSettings,
-    fleet: Fleet,
-) -> io::Result<Receiver<anyhow::Result<Moment>>> {
-    // One snapshot is drawn while the next one is made.
-    let (sender, receiver) = mpsc::channel(1);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    thread::spawn(move || {
-        runtime.block_on(async {
-            if let Err(error) = ask(&args, &nodes, &fleet, &sender).await {
-                let _ = sender.send(Err(error)).await;
-            }
-        });
-    });
-    Ok(receiver)
-}
-
-async fn ask(
+/// Asks the nodes again and again, and sends what they answer. Returns only with an error.
+async fn gather(
     args: &Top,
     nodes: &NodeSettings,
     fleet: &Fleet,
-    sender: &Sender<anyhow::Result<Moment>>,
-) -> anyhow::Result<()> {
+    sender: Sender<Moment>,
+) -> anyhow::Result<Infallible> {
     let node_timeout = args.fleet.node_timeout;
     let quorum = nodes.connect_within(node_timeout.min(CONNECT_LIMIT), Some(node_timeout)).await?;
     loop {
@@ -150,9 +130,7 @@ async fn ask(
             Err(error) => (None, Some(escape_short(error.to_string()))),
         };
         let moment = Moment { at: Instant::now(), interval, nodes, locks, problem };
-        if sender.send(Ok(moment)).await.is_err() {
-            return Ok(());
-        }
+        let _ = sender.send(moment).await;
         tokio::time::sleep(interval.saturating_sub(started.elapsed())).await;
     }
 }
