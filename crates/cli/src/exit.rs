@@ -5,8 +5,7 @@
 //! own. After a signal, the code is 128 + the signal; `quorlock up` and `quorlock exporter` then
 //! return 0.
 
-use std::error::Error;
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 
@@ -39,7 +38,8 @@ pub(crate) fn without_majority<'a>(
 }
 
 /// An end without a result, with an exit code of its own and a message. A signal needs no message.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
 pub(crate) struct Ended {
     pub(crate) code: ExitCode,
     pub(crate) message: String,
@@ -54,14 +54,6 @@ impl Ended {
         Self { code: ExitCode::from(code), message: message.to_string() }.into()
     }
 }
-
-impl Display for Ended {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl Error for Ended {}
 
 /// Returns the error of a subcommand to which too few nodes gave an answer.
 pub(crate) fn no_answer(error: &impl Display, nodes: &NodeAnswers) -> anyhow::Error {
