@@ -11,8 +11,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-fn status_of(urls: &[String], options: &[&str]) -> Output {
-    on_urls(urls, "status").args(options).output().unwrap()
+/// The output of `quorlock SUBCOMMAND` with these nodes and options.
+fn output_of(urls: &[String], subcommand: &str, options: &[&str]) -> Output {
+    on_urls(urls, subcommand).args(options).output().unwrap()
 }
 
 #[test]
@@ -46,10 +47,10 @@ fn each_broken_node_is_shown_with_its_reason() {
     let mut urls = servers.map(Server::url).to_vec();
     urls[4] += "?pass=wrongpass";
     urls.push("redis-sentinel://lock-a/main".into());
-    let output = status_of(&urls, &["--json"]);
+    let output = output_of(&urls, "status", &["--json"]);
     assert_eq!(code(output.status), 122, "{}", stderr(&output));
     let json = json(&output);
-    let doctor = crate::common::json(&doctor(&urls, &["--json"]));
+    let doctor = crate::common::json(&output_of(&urls, "doctor", &["--json"]));
     let findings = doctor["findings"].as_array().unwrap();
     for (index, state, reason, check) in [
         (0, "voting", "", "rejoin-delay"),
@@ -75,7 +76,7 @@ fn each_broken_node_is_shown_with_its_reason() {
     }
     assert!((1..=60_000).contains(&json["nodes"][1]["abstain_left_ms"].as_u64().unwrap()));
 
-    let output = status_of(&urls, &[]);
+    let output = output_of(&urls, "status", &[]);
     for secret in ["wrongpass", "hidden"] {
         assert!(!stdout(&output).contains(secret) && !stderr(&output).contains(secret));
     }
@@ -91,13 +92,13 @@ fn node_whose_server_refuses_writes_does_not_vote() {
         exec(node, &["ACL", "SETUSER", "watcher", "on", ">pass", "+info", "+ping"]);
     }
     let urls = urls_with(&nodes, "user=watcher&pass=pass");
-    assert_ok(&status_of(&urls, &[]));
+    assert_ok(&output_of(&urls, "status", &[]));
     for node in nodes.iter().take(2) {
         exec(node, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
     }
     assert_eq!(code(run_script(&nodes, &["--no-wait"], "true").status().unwrap()), 122);
 
-    let output = status_of(&urls, &["--json"]);
+    let output = output_of(&urls, "status", &["--json"]);
     assert_eq!(code(output.status), 122, "{}", stdout(&output));
     let json = json(&output);
     let node = &json["nodes"][1];
@@ -107,7 +108,7 @@ fn node_whose_server_refuses_writes_does_not_vote() {
     assert_eq!(voting["state"], "voting");
     assert!(voting["clock_offset_us"].is_null() && voting["max_waiters"].is_null(), "{voting}");
     assert!(voting["round_trip_us"].as_u64().unwrap() > 0);
-    let text = status_of(&urls, &[]);
+    let text = output_of(&urls, "status", &[]);
     assert_contains(stdout(&text), "\n  too-few-replicas: ");
     assert_contains(stdout(&text), "1 of 3 nodes vote; a majority is 2.");
     let (checks, _) = checks(&urls, &[]);
@@ -139,14 +140,10 @@ fn healthy() -> Nodes {
     nodes_with(|_, node| node.arg("lock.max-ttl", 60_000))
 }
 
-fn doctor(urls: &[String], options: &[&str]) -> Output {
-    on_urls(urls, "doctor").args(options).output().unwrap()
-}
-
 /// The names of the checks with findings, except `rejoin-delay`, and the exit code.
 #[track_caller]
 fn checks(urls: &[String], options: &[&str]) -> (Vec<String>, i32) {
-    let output = doctor(urls, &[options, &["--json"]].concat());
+    let output = output_of(urls, "doctor", &[options, &["--json"]].concat());
     let json = json(&output);
     let findings = json["findings"].as_array().unwrap().iter();
     let checks = findings.map(|finding| finding["check"].as_str().unwrap().to_owned());
@@ -211,7 +208,7 @@ fn missing_rights_are_found() {
         user.exec(&mut node.connection()).unwrap();
     }
     let urls = urls_with(&nodes, "user=locker&pass=pass");
-    let output = doctor(&urls, &["--lock", "orders/1"]);
+    let output = output_of(&urls, "doctor", &["--lock", "orders/1"]);
     assert_eq!(code(output.status), 2, "{}", stdout(&output));
     // Joins the wrapped lines.
     let text = stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ");
@@ -223,7 +220,7 @@ fn missing_rights_are_found() {
         assert_contains(&text, finding);
     }
     assert!(!["PING", "INFO", "the key"].iter().any(|right| text.contains(right)), "{text}");
-    let output = doctor(&urls, &["--lock", "other"]);
+    let output = output_of(&urls, "doctor", &["--lock", "other"]);
     assert_contains(stdout(&output), "may not use the key other");
     assert!(!stdout(&output).contains("pass"), "{}", stdout(&output));
     for counter in ["lock_grants", "lock_refusals", "lock_extends", "lock_releases"] {

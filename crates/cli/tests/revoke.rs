@@ -100,11 +100,9 @@ fn revoked_command_is_stopped_before_the_next_holder_begins() {
 #[test]
 fn deleted_lock_has_two_holders_for_a_while() {
     let nodes = Nodes::start(3);
-    let (_file, holder, waiter) = holder_and_waiter(&nodes, LONG_TTL, stubborn);
+    let (_file, _holder, waiter) = holder_and_waiter(&nodes, LONG_TTL, stubborn);
     nodes.iter().for_each(|node| exec(node, &["DEL", "k"]));
     assert_eq!(waiter.line(), "together");
-    drop(waiter);
-    drop(holder);
 }
 
 #[test]
@@ -158,7 +156,7 @@ fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
 fn lock_is_revoked_later_on_a_node_that_answers_late() {
     let net = Net::start();
     let (nodes, late) = (&net.nodes, &net.proxies[2]);
-    let (_file, holder, waiter) = holder_and_waiter(nodes, "4s", obedient);
+    let (_file, _holder, waiter) = holder_and_waiter(nodes, "4s", obedient);
     late.drop_bytes(Direction::ToServer);
     let revocation = Running::start(on_urls(&net.urls(), "revoke").args(["k", "--yes"]));
     wait_for_message(&revocation, "revoked; the lock ends within");
@@ -169,7 +167,6 @@ fn lock_is_revoked_later_on_a_node_that_answers_late() {
     wait_for_message(&revocation, ": revoked from ");
     assert_eq!(code(revocation.wait_for_end().status), 0);
     assert_eq!(waiter.line(), "alone");
-    drop(holder);
 }
 
 #[test]
