@@ -157,7 +157,7 @@ impl App {
             code if self.is_typing => self.type_filter(code),
             KeyCode::Char('q') => return Action::Quit,
             KeyCode::Esc if self.shows_details => self.shows_details = false,
-            KeyCode::Esc => self.set_filter(String::new()),
+            KeyCode::Esc => self.type_filter(KeyCode::Esc),
             KeyCode::Enter => {
                 self.shows_details = !self.shows_details && self.selected_lock().is_some();
             }
@@ -178,27 +178,19 @@ impl App {
     }
 
     fn type_filter(&mut self, code: KeyCode) {
-        let mut filter = self.filter.clone();
         match code {
             KeyCode::Enter => self.is_typing = false,
             KeyCode::Esc => {
                 self.is_typing = false;
-                filter.clear();
+                self.filter.clear();
             }
             KeyCode::Backspace => {
-                filter.pop();
+                self.filter.pop();
             }
-            KeyCode::Char(c) => filter.push(c),
+            KeyCode::Char(c) => self.filter.push(c),
             _ => {}
         }
-        self.set_filter(filter);
-    }
-
-    fn set_filter(&mut self, filter: String) {
-        if filter != self.filter {
-            self.filter = filter;
-            self.rebuild_rows(self.selected_name().as_deref());
-        }
+        self.rebuild_rows(self.selected_name().as_deref());
     }
 
     fn set_order(&mut self, sort: usize, is_reversed: bool) {
