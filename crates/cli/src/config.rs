@@ -54,17 +54,6 @@ pub(crate) struct Loaded {
     pub(crate) file: ConfigFile,
 }
 
-impl Defaults {
-    /// Fills missing values from `other`.
-    pub(crate) fn or(self, other: Self) -> Self {
-        Self {
-            ttl: self.ttl.or(other.ttl),
-            wait: self.wait.or(other.wait),
-            owner: self.owner.or(other.owner),
-        }
-    }
-}
-
 /// Reads the configuration files; the first one has precedence. If `named` or else
 /// `QUORLOCK_CONFIG` names a file, reads only that file. Otherwise reads the files of the user and
 /// of the system, if they exist.

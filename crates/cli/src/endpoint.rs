@@ -15,7 +15,7 @@ const EXPECTED: &str = "write redis://host:port, rediss://host:port for TLS, or 
 pub(crate) struct Endpoint {
     url: Url,
     /// Whether the user wrote the scheme.
-    has_scheme: bool,
+    pub(crate) has_scheme: bool,
 }
 
 impl Endpoint {
@@ -75,10 +75,6 @@ impl Endpoint {
 
     pub(crate) fn port(&self) -> u16 {
         self.url.port().unwrap_or(DEFAULT_PORT)
-    }
-
-    pub(crate) fn has_scheme(&self) -> bool {
-        self.has_scheme
     }
 
     pub(crate) fn has_tls(&self) -> bool {

@@ -167,8 +167,12 @@ impl NodeArgs {
             self.read_certificates(&source, &endpoints, file.map(|file| &file.tls))?;
         let urls = endpoints.iter().map(|node| node.secret_url().to_owned()).collect();
         let secret = SecretNodes { urls, credentials, roots, identity };
-        let defaults = files.into_iter().map(|loaded| loaded.file.defaults);
-        let defaults = defaults.reduce(Defaults::or).unwrap_or_default();
+        let of_files = || files.iter().map(|loaded| &loaded.file.defaults);
+        let defaults = Defaults {
+            ttl: of_files().find_map(|defaults| defaults.ttl),
+            wait: of_files().find_map(|defaults| defaults.wait),
+            owner: of_files().find_map(|defaults| defaults.owner.clone()),
+        };
         Ok(NodeSettings { endpoints, secret, defaults, unused })
     }
 
@@ -266,7 +270,7 @@ impl NodeArgs {
             _ => bail!("{source}: tls.cert and tls.key belong together: give both or none"),
         };
         if cacert.is_some() || identity.is_some() {
-            if let Some(node) = endpoints.iter().find(|node| !node.has_scheme()) {
+            if let Some(node) = endpoints.iter().find(|node| !node.has_scheme) {
                 let name = node.name();
                 bail!(
                     "{source}: with certificates, {name} is ambiguous: write rediss://{name} for \
