@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::acquire::DEFAULT_TTL;
 use crate::fleet::{Finding, FleetArgs, Severity, Snapshot};
-use crate::output::{self, escape, paragraph, try_print, with_plural};
+use crate::output::{self, escape, ms, paragraph, try_print, with_plural};
 use crate::values::duration;
 use crate::{nodes, values};
 
@@ -61,8 +61,8 @@ const ERRORS: u8 = 2;
 pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
     let (fleet, nodes) = args.fleet.load()?;
     let ttl = args.ttl.or(nodes.defaults.ttl).unwrap_or(DEFAULT_TTL);
-    let ttl = u64::try_from(ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
-    let ttl = ttl.context("--ttl must be at least 1ms and at most 168h, such as 10s")?;
+    let ttl = Ttl::from_ms(ms(ttl));
+    let ttl = ttl.ok().context("--ttl must be at least 1ms and at most 168h, such as 10s")?;
     let snapshot = fleet.gather().await;
     let key = args.lock.as_ref().map(|key| key.as_bytes());
     let rights = fleet.nodes.iter().zip(&snapshot.nodes).map(async |(node, report)| {
