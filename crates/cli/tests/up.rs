@@ -57,7 +57,8 @@ fn up_in(folder: &Path) -> (Running, String) {
 /// Stops the nodes, and returns the standard error of the program.
 #[track_caller]
 fn stop(up: Running) -> String {
-    up.signal(Signal::INT);
+    // Not SIGINT: the program ignores it when a shell runs the tests in the background.
+    up.signal(Signal::TERM);
     let output = up.wait_for_end();
     assert_ok(&output);
     stderr(&output).to_owned()
@@ -123,10 +124,8 @@ fn valkey_server_alone_is_enough() {
     let mut command = Command::new(QUORLOCK);
     command.env("PATH", folder.path()).env_remove("QUORLOCK_SERVER").args(["up", "-n", "1"]);
     let up = Running::start(&mut command);
-    assert!(up.line().starts_with("export QUORLOCK_NODES="));
-    // Not SIGINT: the program ignores it when a shell runs the tests in the background.
-    up.signal(Signal::TERM);
-    assert_eq!(code(up.wait_for_end().status), 0);
+    up.nodes();
+    stop(up);
 }
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/demo");
@@ -224,16 +223,14 @@ fn installed_program_finds_the_installed_module() {
     let program = prefix.path("usr/bin/quorlock");
     let up = Running::start(Command::new(&program).args(["up", "-n", "1"]));
     let nodes = up.nodes();
-    let mut client = redis::Client::open(&*nodes).unwrap().get_connection().unwrap();
-    let modules: Value = redis::cmd("MODULE").arg("LIST").query(&mut client).unwrap();
+    let modules: Value = redis::cmd("MODULE").arg("LIST").query(&mut connect_to(&nodes)).unwrap();
     let path = prefix.module().canonicalize().unwrap();
     assert!(format!("{modules:?}").contains(path.to_str().unwrap()), "{modules:?}");
 
     let mut run = Command::new(&program);
     let output = run.args(["run", "k", "--nodes", &nodes, "--", "echo", "done"]).output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (0, "done\n"), "{}", stderr(&output));
-    up.signal(Signal::TERM);
-    assert_eq!(code(up.wait_for_end().status), 0);
+    stop(up);
 }
 
 #[test]
