@@ -349,7 +349,7 @@ const WRONG: [(&str, &str); 45] = [
         "nothing was revoked, because there is no terminal to ask on: add --yes after reading",
     ),
     ("quorlock status --node-timeout 0", "longer than 0"),
-    ("quorlock status --watch 50ms", "give at least 100ms"),
+    ("quorlock top --interval 50ms", "give at least 100ms"),
     ("quorlock top", "quorlock list --json"),
     ("quorlock exporter --listen 192.0.2.1:1", "choose another --listen"),
     ("quorlock restart-nodes elsewhere -- true", "elsewhere is not in the list"),
