@@ -1,4 +1,5 @@
-//! Handovers of a lock: on one node beside a PING, and between clients while a node fails.
+//! Handovers of a lock: on one node beside a PING, between clients on several nodes, between tasks of
+//! one client, and between clients while a node fails.
 
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::Effort;
-use crate::clients::{FailingNodes, TTL};
+use crate::clients::{FailingNodes, TTL, lock_once, start_nodes};
 use crate::instruments::{Latencies, Socket};
 use crate::report::{Row, readable};
 
@@ -95,7 +96,90 @@ async fn acquire_repeatedly(
     Ok(acquisitions)
 }
 
-/// Time for which each client holds the lock while a node fails.
+/// Largest allowed p50 of the handovers between clients: this many times the p50 of a PING to one
+/// idle node, and the constant part.
+const HANDOVER_PER_PING: f64 = 1.6;
+const HANDOVER_CONSTANT: Duration = Duration::from_micros(100);
+/// Largest allowed ratio of the grants of the clients that got most and fewest.
+const UNFAIRNESS_MAX: f64 = 1.05;
+const COMPETING_FOR: Duration = Duration::from_secs(12);
+const PINGS: u32 = 5000;
+const TASKS: usize = 64;
+/// The rate of the tasks with the waiting before tickets, on a similar machine.
+const TASKS_PER_S_MIN: u32 = 1486;
+
+/// Measures handovers on three and on five nodes, and how even they are.
+pub(crate) async fn between_clients(effort: Effort) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for count in [3, 5] {
+        let nodes = start_nodes(count)?;
+        let time = WARM_UP + effort.time(COMPETING_FOR);
+        let competing = async {
+            sleep(time).await;
+            Ok(())
+        };
+        let (acquisitions, ()) = compete(&nodes.urls(), competing).await?;
+        let (mut handovers, mut pings) = (Latencies::new(), Latencies::new());
+        for pair in acquisitions.windows(2).filter(|pair| pair[1].asked < pair[0].to) {
+            handovers.record(pair[1].from.saturating_duration_since(pair[0].to));
+        }
+        let mut pinging = Socket::connect(&nodes[0])?;
+        for _ in 0..PINGS {
+            let started = Instant::now();
+            pinging.ping()?;
+            pings.record(started.elapsed());
+        }
+        let (handover, ping) = (handovers.p50(), pings.p50());
+        rows.push(Row::of_figure(
+            format!("handover on {count} nodes, {CLIENTS} clients, p50"),
+            format!("{}, PING {}", readable(handover), readable(ping)),
+            "≤ 1.6 × a PING + 100 µs",
+            handover <= ping.mul_f64(HANDOVER_PER_PING) + HANDOVER_CONSTANT,
+        ));
+        let grants = (0..CLIENTS).map(|client| {
+            acquisitions.iter().filter(|acquisition| acquisition.client == client).count()
+        });
+        let (fewest, most) = (grants.clone().min().unwrap_or(0), grants.max().unwrap_or(0));
+        let (fewest, most) = (u32::try_from(fewest)?, u32::try_from(most)?);
+        rows.push(Row::of_figure(
+            format!("grants of {CLIENTS} clients on {count} nodes, fewest and most"),
+            format!("{fewest} and {most}"),
+            "≤ 1.05 × the fewest",
+            f64::from(most) <= UNFAIRNESS_MAX * f64::from(fewest),
+        ));
+    }
+    Ok(rows)
+}
+
+/// Measures the rate of one lock for which tasks of one client compete.
+pub(crate) async fn between_tasks(effort: Effort) -> anyhow::Result<Vec<Row>> {
+    let nodes = start_nodes(FailingNodes::NODES)?;
+    let quorum = Quorum::connect(nodes.urls()).await?;
+    let time = effort.time(COMPETING_FOR);
+    let until = Instant::now() + time;
+    let mut working = JoinSet::new();
+    for _ in 0..TASKS {
+        let builder = quorum.lock(KEY).ttl(TTL).wait(WAIT_MAX);
+        working.spawn(async move {
+            let mut locks = 0;
+            while Instant::now() < until {
+                lock_once(&builder).await?;
+                locks += 1;
+            }
+            anyhow::Ok(locks)
+        });
+    }
+    let locks: u32 = working.join_all().await.into_iter().sum::<anyhow::Result<_>>()?;
+    let rate = f64::from(locks) / time.as_secs_f64();
+    Ok(vec![Row::of_figure(
+        format!("one lock on {} nodes, {TASKS} tasks of one client", FailingNodes::NODES),
+        format!("{rate:.0} locks/s"),
+        "≥ 1486 locks/s, as before tickets",
+        rate >= f64::from(TASKS_PER_S_MIN),
+    )])
+}
+
+/// Time for which each of several clients holds the lock.
 const HOLD: Duration = Duration::from_millis(5);
 /// Time from the failure of the node to its recovery.
 const FAILED_FOR: Duration = Duration::from_secs(10);

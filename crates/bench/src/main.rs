@@ -76,7 +76,7 @@ struct Part {
     measure: fn(&Runtime, Effort) -> anyhow::Result<Vec<Row>>,
 }
 
-const PARTS: [Part; 12] = [
+const PARTS: [Part; 14] = [
     part(&["server-time"], "server-time", |_, effort| cost::of_commands(effort)),
     part(&["cost"], "plain", |_, effort| cost::plain(effort)),
     part(&["growth"], "growth", |_, _| growth::measure()),
@@ -86,6 +86,12 @@ const PARTS: [Part; 12] = [
     part(&["throughput"], "tasks", |on, effort| in_task(on, throughput::many_tasks(effort))),
     part(&["kinds"], "kinds", |on, effort| in_task(on, kinds::measure(effort))),
     part(&["handover", "waiting"], "one-node", |_, effort| handover::on_one_node(effort)),
+    part(&["handover", "waiting"], "clients", |on, effort| {
+        in_task(on, handover::between_clients(effort))
+    }),
+    part(&["handover", "waiting"], "one-client", |on, effort| {
+        in_task(on, handover::between_tasks(effort))
+    }),
     part(&["handover", "waiting"], "lost-node", |on, effort| {
         in_task(on, handover::with_a_lost_node(effort))
     }),
