@@ -1,13 +1,12 @@
 //! The models to check, with their expected verdicts, and the search through all their states.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Mutex;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::fleet::{Broken, ClientRule, Mutant, NodeRule};
-use crate::in_parallel;
-use crate::model::{Action, Answers, Model, Property, State};
+use stateright::{Checker, Expectation, HasDiscoveries, Model as _};
+
+use crate::fleet::{ClientRule, Mutant, NodeRule};
+use crate::model::{Action, Answers, FENCE_ONCE, Model};
 
 /// The first models are so small that they are checked in seconds, even in a debug build. The
 /// others take minutes in a release build.
@@ -19,7 +18,7 @@ pub struct Check {
     pub name: String,
     pub model: Model,
     /// The property that the mutant breaks; `None` if no rule is broken.
-    pub breaks: Option<Property>,
+    pub breaks: Option<&'static str>,
 }
 
 /// Returns the models in which no rule is broken, of which [`SMALL_MODELS`] come first.
@@ -50,7 +49,7 @@ pub fn mutants() -> Vec<Check> {
     let caught = |name: &str, model, mutant| Check {
         name: name.into(),
         model: Model { mutant, ..model },
-        breaks: Some(Property::FenceOnce),
+        breaks: Some(FENCE_ONCE),
     };
     let any_token = Mutant::Node(NodeRule::FenceOfAnyToken);
     let of_grants = Mutant::Client(ClientRule::MajorityOfGrants);
@@ -77,74 +76,36 @@ pub struct Outcome {
 pub enum Verdict {
     Holds,
     /// The property, and the steps that break it.
-    Broken(Property, Vec<Action>),
+    Broken(&'static str, Vec<Action>),
     /// An expected event never happens, so the check proves nothing.
     Vacuous(&'static str),
 }
 
-/// The states that a search has seen, and how it reached them.
-struct Seen {
-    hashes: HashSet<u64>,
-    /// For each state: the index of the state before it, and which of its actions led here.
-    steps: Vec<(u32, u8)>,
-}
-
-/// Checks a model until all its states were seen, or until a property broke. The search for the
-/// harm of a broken rule is breadth first, so its counterexample is as short as possible. Any other
+/// Checks a model on all processors, until all its states were seen, or until a property broke. The
+/// search for the harm of a broken rule is breadth first, so its counterexample is short. Any other
 /// search is depth first, which needs less memory.
 pub fn run(check: &Check) -> Outcome {
-    let model = &check.model;
-    let _broken = Broken::new(model.mutant);
     let began = Instant::now();
-    let mut seen = Seen { hashes: HashSet::new(), steps: Vec::new() };
-    let (mut all_have_agreed, mut stores_fence) = (false, false);
-    let mut open = VecDeque::from([(model.start(), seen.index_of((0, 0)))]);
-    let next = |open: &mut VecDeque<_>| match check.breaks {
-        Some(_) => open.pop_front(),
-        None => open.pop_back(),
-    };
-    let mut broken = None;
-    while broken.is_none()
-        && let Some((state, index)) = next(&mut open)
-    {
-        all_have_agreed |= state.all_have_agreed();
-        stores_fence |= state.stores_fence();
-        for (choice, action) in (0..).zip(model.actions(&state)) {
-            let after = model.after(&state, action);
-            if !seen.hashes.insert(hash(&after)) {
-                continue;
-            }
-            let reached = seen.index_of((index, choice));
-            if let Some(property) = after.broken() {
-                broken = Some(Verdict::Broken(property, seen.path_to(reached, model)));
-                break;
-            }
-            open.push_back((after, reached));
-        }
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let search = check.model.clone().checker().threads(threads);
+    let search = search.finish_when(HasDiscoveries::AnyFailures);
+    match check.breaks {
+        Some(_) => outcome(&search.spawn_bfs().join(), began),
+        None => outcome(&search.spawn_dfs().join(), began),
     }
-    let verdict = broken.unwrap_or(match (all_have_agreed, stores_fence) {
-        (false, _) => Verdict::Vacuous("each call agrees on a fence"),
-        (_, false) => Verdict::Vacuous("a node is asked to store a fence"),
-        (true, true) => Verdict::Holds,
-    });
-    Outcome { states: seen.steps.len(), took: began.elapsed(), verdict }
 }
 
-/// Checks several models on all processors, and reports each outcome in the order of the checks.
-///
-/// # Panics
-/// When a report panics.
-pub fn run_all(checks: &[Check], report: impl FnMut(&Check, &Outcome) + Send) {
-    let ended = Mutex::new((BTreeMap::new(), 0, report));
-    in_parallel(checks.iter().enumerate(), |(index, check)| {
-        let outcome = run(check);
-        let (outcomes, reported, report) = &mut *ended.lock().expect("a report does not panic");
-        outcomes.insert(index, outcome);
-        while let Some(outcome) = outcomes.remove(reported) {
-            report(&checks[*reported], &outcome);
-            *reported += 1;
+fn outcome(search: &impl Checker<Model>, began: Instant) -> Outcome {
+    let mut found = search.discoveries();
+    let properties = search.model().properties().into_iter();
+    let verdict = properties.filter_map(|property| match property.expectation {
+        Expectation::Sometimes => {
+            (!found.contains_key(property.name)).then_some(Verdict::Vacuous(property.name))
         }
+        _ => Some(Verdict::Broken(property.name, found.remove(property.name)?.into_actions())),
     });
+    let verdict = verdict.into_iter().next().unwrap_or(Verdict::Holds);
+    Outcome { states: search.unique_state_count(), took: began.elapsed(), verdict }
 }
 
 impl Outcome {
@@ -156,34 +117,4 @@ impl Outcome {
             Verdict::Vacuous(_) => false,
         }
     }
-}
-
-impl Seen {
-    fn index_of(&mut self, step: (u32, u8)) -> u32 {
-        self.steps.push(step);
-        u32::try_from(self.steps.len() - 1).expect("a model has fewer states")
-    }
-
-    /// The actions that lead from the first state to this one.
-    fn path_to(&self, mut index: u32, model: &Model) -> Vec<Action> {
-        let mut choices = Vec::new();
-        while index > 0 {
-            let (before, choice) = self.steps[index as usize];
-            choices.push(choice);
-            index = before;
-        }
-        let mut state = model.start();
-        let steps = choices.into_iter().rev().map(|choice| {
-            let action = model.actions(&state)[usize::from(choice)];
-            state = model.after(&state, action);
-            action
-        });
-        steps.collect()
-    }
-}
-
-fn hash(state: &State) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    state.hash(&mut hasher);
-    hasher.finish()
 }

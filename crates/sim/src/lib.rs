@@ -17,8 +17,8 @@ mod catalogue;
 pub mod fleet;
 mod model;
 
-pub use catalogue::{Check, Outcome, SMALL_MODELS, Verdict, models, mutants, run, run_all};
-pub use model::{Action, Answers, Message, Model, Property};
+pub use catalogue::{Check, Outcome, SMALL_MODELS, Verdict, models, mutants, run};
+pub use model::{Action, Answers, Message, Model};
 
 /// Runs `work` for each item, on all processors.
 ///

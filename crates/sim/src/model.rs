@@ -10,8 +10,9 @@ use quorlock_core::node::{
 };
 use quorlock_core::quorum::{Acquisition, FenceAnswer, Majority, Moment, Step, Validity, Vote};
 use quorlock_core::{Fence, Ttl};
+use stateright::Property;
 
-use crate::fleet::Mutant;
+use crate::fleet::{Broken, Mutant};
 
 /// A model of the agreement on fences: a few calls for one lock, a few nodes, and every event that
 /// may happen to them.
@@ -46,18 +47,14 @@ pub enum Answers {
     AtOnce,
 }
 
-/// A property that must always hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Property {
-    /// No two locks have the same fence.
-    FenceOnce,
-    /// If the first request for a lock arrives after another lock was reported, the later lock has
-    /// the larger fence.
-    FencesGrow,
-}
+/// No two locks have the same fence.
+pub(crate) const FENCE_ONCE: &str = "no fence is given twice";
+/// If the first request for a lock arrives after another lock was reported, the later lock has the
+/// larger fence.
+pub(crate) const FENCES_GROW: &str = "fences grow in the order of grants";
 
-#[derive(Clone, Debug, Hash)]
-pub(crate) struct State {
+#[derive(Clone, Debug, PartialEq, Hash)]
+pub struct State {
     nodes: Vec<Node>,
     calls: Vec<Call>,
     /// Messages in transit, sorted.
@@ -70,7 +67,8 @@ pub(crate) struct State {
     restarts: u8,
     /// Events have happened only to nodes with a smaller index than this.
     touched: u8,
-    broken: Option<Property>,
+    /// The property that the last event broke.
+    broken: Option<&'static str>,
 }
 
 /// A real node. States share it, and its hash is computed once.
@@ -80,7 +78,7 @@ struct Node {
     hash: u64,
 }
 
-#[derive(Clone, Debug, Hash)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 struct Call {
     /// The agreement of the nodes; `None` after its end.
     agreement: Option<Acquisition>,
@@ -148,7 +146,7 @@ impl Model {
     }
 
     /// The state in which all requests of all calls are in transit.
-    pub(crate) fn start(&self) -> State {
+    fn start(&self) -> State {
         let majority = Majority::of(self.counters.len()).expect("a model has nodes");
         let validity = Validity::new(Moment::default(), ttl());
         let nodes = || (0..).take(self.counters.len());
@@ -176,11 +174,54 @@ impl Model {
         }
     }
 
-    /// Every event that may happen next.
-    pub(crate) fn actions(&self, state: &State) -> Vec<Action> {
-        let mut actions = Vec::new();
+    /// Returns whether an event may happen to this node. If all nodes are alike, the order in which
+    /// they have their first events makes no difference. So only the order of their indexes is
+    /// tried.
+    fn may_touch(&self, state: &State, node: u8) -> bool {
+        let are_alike = self.counters.iter().all(|counter| *counter == self.counters[0]);
+        !are_alike || node <= state.touched
+    }
+
+    /// All calls are alike, too, so only the order of their indexes is tried for their first
+    /// requests to arrive.
+    fn may_arrive(&self, state: &State, message: &Message) -> bool {
+        let is_in_turn = || {
+            let earlier = &state.calls[..message.call.into()];
+            earlier.iter().all(|call| call.before.is_some())
+        };
+        message.answer.is_some() || self.may_touch(state, message.node) && is_in_turn()
+    }
+
+    fn arrive(&self, state: &mut State, message: Message, is_answered: bool) {
+        if let Some(answer) = message.answer {
+            return state.handle_answer(message, answer);
+        }
+        let largest = state.reported.last().copied().unwrap_or_default();
+        state.calls[usize::from(message.call)].before.get_or_insert(largest);
+        let answer = state.execute(message);
+        if !is_answered {
+            return;
+        }
+        if self.answers == Answers::Travel {
+            state.send(Message { answer: Some(answer), ..message });
+        } else {
+            state.handle_answer(message, answer);
+        }
+    }
+}
+
+impl stateright::Model for Model {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![self.start()]
+    }
+
+    /// Lists every event that may happen next.
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         if state.broken.is_some() || state.calls.iter().all(|call| call.agreement.is_none()) {
-            return actions;
+            return;
         }
         for &message in state.network.iter().filter(|message| self.may_arrive(state, message)) {
             let is_request = message.answer.is_none();
@@ -200,28 +241,10 @@ impl Model {
                 actions.push(Action::Restart(index));
             }
         }
-        actions
     }
 
-    /// Returns whether an event may happen to this node. If all nodes are alike, the order in which
-    /// they have their first events makes no difference. So only the order of their indexes is
-    /// tried.
-    fn may_touch(&self, state: &State, node: u8) -> bool {
-        let are_alike = self.counters.iter().all(|counter| *counter == self.counters[0]);
-        !are_alike || node <= state.touched
-    }
-
-    /// All calls are alike, too, so only the order of their indexes is tried for their first
-    /// requests to arrive.
-    fn may_arrive(&self, state: &State, message: &Message) -> bool {
-        let is_in_turn = || {
-            let earlier = &state.calls[..message.call.into()];
-            earlier.iter().all(|call| call.before.is_some())
-        };
-        message.answer.is_some() || self.may_touch(state, message.node) && is_in_turn()
-    }
-
-    pub(crate) fn after(&self, state: &State, action: Action) -> State {
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let _broken = Broken::new(self.mutant);
         let mut state = state.clone();
         match action {
             Action::Arrive(message) => {
@@ -250,42 +273,26 @@ impl Model {
                 state.wall_us += self.wall_after_restart_us;
             }
         }
-        state
+        Some(state)
     }
 
-    fn arrive(&self, state: &mut State, message: Message, is_answered: bool) {
-        if let Some(answer) = message.answer {
-            return state.handle_answer(message, answer);
-        }
-        let largest = state.reported.last().copied().unwrap_or_default();
-        state.calls[usize::from(message.call)].before.get_or_insert(largest);
-        let answer = state.execute(message);
-        if !is_answered {
-            return;
-        }
-        if self.answers == Answers::Travel {
-            state.send(Message { answer: Some(answer), ..message });
-        } else {
-            state.handle_answer(message, answer);
-        }
+    /// The properties, and the events without which a search proves nothing.
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(FENCE_ONCE, |_, state: &State| state.broken != Some(FENCE_ONCE)),
+            Property::always(FENCES_GROW, |_, state: &State| state.broken != Some(FENCES_GROW)),
+            Property::sometimes("each call agrees on a fence", |_, state: &State| {
+                state.reported.len() == state.calls.len()
+            }),
+            Property::sometimes("a node is asked to store a fence", |_, state: &State| {
+                let mut requests = state.network.iter().map(|message| message.request);
+                requests.any(|request| matches!(request, Request::StoreFence(_)))
+            }),
+        ]
     }
 }
 
 impl State {
-    /// Whether each call has agreed on a fence.
-    pub(crate) fn all_have_agreed(&self) -> bool {
-        self.reported.len() == self.calls.len()
-    }
-
-    /// Whether a node is asked to store a fence.
-    pub(crate) fn stores_fence(&self) -> bool {
-        self.network.iter().any(|message| matches!(message.request, Request::StoreFence(_)))
-    }
-
-    pub(crate) fn broken(&self) -> Option<Property> {
-        self.broken
-    }
-
     fn send(&mut self, message: Message) {
         // An answer that the call does not expect makes no difference.
         let call = &self.calls[usize::from(message.call)];
@@ -372,11 +379,11 @@ impl State {
         self.network.retain(|message| message.call != index || message.answer.is_none());
         let Some(fence) = fence else { return };
         match self.reported.binary_search(&fence) {
-            Ok(_) => self.broken = Some(Property::FenceOnce),
+            Ok(_) => self.broken = Some(FENCE_ONCE),
             Err(place) => {
                 self.reported.insert(place, fence);
                 if Some(fence) <= call.before {
-                    self.broken = Some(Property::FencesGrow);
+                    self.broken = Some(FENCES_GROW);
                 }
             }
         }
@@ -447,19 +454,15 @@ impl Deref for Node {
     }
 }
 
-impl Hash for Node {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.hash.hash(state);
+impl PartialEq for Node {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash
     }
 }
 
-impl Property {
-    /// The name in a report.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::FenceOnce => "no fence is given twice",
-            Self::FencesGrow => "fences grow in the order of grants",
-        }
+impl Hash for Node {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.hash.hash(state);
     }
 }
 
