@@ -94,10 +94,7 @@ pub(crate) fn inspect(ctx: &Ctx<'_>, _: Keys, args: Args<'_>) -> Result<(), Comm
 pub(crate) fn revoke(ctx: &Ctx<'_>, _: Keys, args: Args<'_>) -> Result<(), CommandError> {
     let key = Name::from(args.get(1).ok_or(CommandError::Arity)?);
     let ends_now = request::revoke_terms(args)?;
-    let random_value = Name::random();
-    carry_out(ctx, |db| {
-        node::Command::Revoke(node::Revoke { db, key: &key, random_value: &random_value, ends_now })
-    })
+    carry_out(ctx, |db| node::Command::Revoke(node::Revoke { db, key: &key, ends_now }))
 }
 
 pub(crate) fn scan(ctx: &Ctx<'_>, _: Keys, args: Args<'_>) -> Result<(), CommandError> {

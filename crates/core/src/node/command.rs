@@ -137,8 +137,6 @@ pub struct Revoke<'a, N> {
     pub db: u32,
     /// One of the locked keys.
     pub key: &'a N,
-    /// A random value, unknown to all clients, that replaces the token in the mirror.
-    pub random_value: &'a N,
     /// Whether the lock ends at once, and not at its deadline.
     pub ends_now: bool,
 }

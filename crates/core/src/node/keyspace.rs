@@ -16,7 +16,7 @@ pub trait Keyspace {
     /// Makes a name from bytes that the node stores.
     fn name(&mut self, bytes: &[u8]) -> Self::Name;
 
-    /// Returns a random value that no client knows, for the mirror of a shared lock.
+    /// Returns a random value that no client knows, for the mirror of a shared or a revoked lock.
     fn random_value(&mut self) -> Self::Name;
 
     /// Opens a key. A key that has expired counts as missing. A master that is not paused removes

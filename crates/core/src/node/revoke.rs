@@ -26,7 +26,7 @@ impl Node {
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
         self.refuse_on_replica(now.monotonic)?;
-        let &Revoke { db, key, random_value, ends_now } = revoke;
+        let &Revoke { db, key, ends_now } = revoke;
         let hash = self.leases.hash(db, key.as_ref());
         let (state, entry) = self.open_key(now, (hash, db), key, Access::Write, keyspace);
         match state {
@@ -46,7 +46,7 @@ impl Node {
                 if ends_now || is_broken(NodeRule::RevokeFreesAtOnce) {
                     self.end_lock(lease, keys, keyspace);
                 } else if !self.leases.get(lease).is_revoked() {
-                    self.mark_revoked(now, lease, keys, random_value, keyspace);
+                    self.mark_revoked(now, lease, keys, keyspace);
                 }
             }
         }
@@ -61,14 +61,15 @@ impl Node {
         mut entry: K::Entry,
         keyspace: &mut K,
     ) -> Result<(), CommandError> {
-        let &Revoke { db, key, random_value, ends_now } = revoke;
+        let &Revoke { db, key, ends_now } = revoke;
         let expires_at_ms = keyspace.expires_at_ms(&entry).ok_or(CommandError::NoExpiry)?;
+        let value = &keyspace.random_value();
         let written = if ends_now {
             keyspace.delete(&mut entry);
             Ok(Change::Delete)
         } else {
-            let set = Change::Set { value: random_value, expires_at_ms };
-            keyspace.set(&mut entry, random_value, expires_at_ms).map(|()| set)
+            let set = Change::Set { value, expires_at_ms };
+            keyspace.set(&mut entry, value, expires_at_ms).map(|()| set)
         };
         // A string that the server could not write is gone.
         self.publish(keyspace, key, written.unwrap_or(Change::Delete));
@@ -109,13 +110,14 @@ impl Node {
         now: Now,
         first: u32,
         mut keys: PerKey<LockedKey<K>>,
-        random_value: &K::Name,
         keyspace: &mut K,
     ) {
-        let token = is_broken(NodeRule::RevokeKeepsToken)
-            .then(|| keyspace.name(&self.leases.get(first).token));
-        let random_value = token.as_ref().unwrap_or(random_value);
-        self.leases.change_all(first, |lease| lease.revoke(random_value.as_ref()));
+        let value = &if is_broken(NodeRule::RevokeKeepsToken) {
+            keyspace.name(&self.leases.get(first).token)
+        } else {
+            keyspace.random_value()
+        };
+        self.leases.change_all(first, |lease| lease.revoke(value.as_ref()));
         let left_us = self.leases.get(first).deadline.us_since(now.monotonic);
         let expires_at_ms = now.wall_ms_after(left_us);
         let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();
@@ -123,7 +125,7 @@ impl Node {
             // The mirror was lost before. The node does not overwrite another value under the key.
             let is_taken = !*mirrored && keyspace.kind(entry) != Kind::Missing;
             changes.push((!is_taken).then(|| {
-                self.write_mirror(now, *lease, entry, Some(random_value), expires_at_ms, keyspace)
+                self.write_mirror(now, *lease, entry, Some(value), expires_at_ms, keyspace)
                     // The token must not be readable from the append-only file.
                     .unwrap_or(Change::Delete)
             }));

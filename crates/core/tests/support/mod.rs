@@ -29,9 +29,6 @@ type Terms = (Mode, Option<Fence>, u64);
 
 type AcquireCommand = for<'a> fn(Acquire<'a, Name>) -> Command<'a, Name>;
 
-/// Replaces the token in the mirror of a revoked lock.
-pub(crate) const REVOKED_VALUE: &[u8] = b"a value that no client knows";
-
 pub(crate) fn settings(rejoin_delay_ms: u64) -> Settings {
     Settings {
         max_ttl: Ttl::from_ms(MAX_TTL_MS).unwrap(),
@@ -371,8 +368,8 @@ impl Server {
     }
 
     pub(crate) fn revoke_with(&mut self, key: &[u8], ends_now: bool) -> Result<bool, CommandError> {
-        let (key, random_value) = (&Name::from_slice(key), &Name::from_slice(REVOKED_VALUE));
-        match self.execute(&Command::Revoke(Revoke { db: 0, key, random_value, ends_now }))? {
+        let key = &Name::from_slice(key);
+        match self.execute(&Command::Revoke(Revoke { db: 0, key, ends_now }))? {
             Reply::Revoked(revoked) => Ok(revoked),
             other => unreachable!("{other:?}"),
         }

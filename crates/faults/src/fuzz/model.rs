@@ -4,7 +4,7 @@
 
 use quorlock_core::node::memory_server::{Name, Server, Value};
 use quorlock_core::node::{
-    self, BlockedId, Holder, Inspected, KeyBytes, KeyEvent, Keyspace as _, Listed, Mode, Monotonic,
+    self, BlockedId, Holder, Inspected, KeyBytes, KeyEvent, Listed, Mode, Monotonic,
     Now, Scanned, ServerEvent, Settings, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
@@ -201,7 +201,6 @@ impl Model {
             let (ttl, wait_ms) = (ttl(), lock.wait_ms.unwrap_or(0));
             node::Acquire { db, keys, token, ttl, mode, owner, fence, wait_ms }
         };
-        let random_value = &self.server.keys.random_value();
         let pattern = lock.pattern.and_then(|pattern| node::Pattern::new(pattern.as_bytes()));
         let command = match lock.name {
             "ACQUIRE" if lock.is_any => node::Command::AcquireAny(acquire()),
@@ -215,7 +214,7 @@ impl Model {
             "YIELD" => node::Command::Yield(node::Release { db, keys, token }),
             "REVOKE" => {
                 let (key, ends_now) = (&keys[0], lock.ends_now);
-                node::Command::Revoke(node::Revoke { db, key, random_value, ends_now })
+                node::Command::Revoke(node::Revoke { db, key, ends_now })
             }
             "SCAN" => {
                 let (pattern, count) = (pattern.as_ref(), node::SCAN_COUNT_MAX);

@@ -232,9 +232,7 @@ impl World {
         }
         let (name, now) =
             (Name::from_slice(self.plan.names[key].as_bytes()), host.clock.at(self.now));
-        let random_value = Name::from_slice(b"random value");
-        let revoke =
-            node::Revoke { db: 0, key: &name, random_value: &random_value, ends_now: false };
+        let revoke = node::Revoke { db: 0, key: &name, ends_now: false };
         let reply = host.server.execute(now, &node::Command::Revoke(revoke));
         trace!(self, "an operator revokes {key} on n{node}: {reply:?}");
         if reply.is_ok() {
