@@ -1,7 +1,7 @@
 //! The handler of each command: parse, execute, reply.
 
 use quorlock_core::Fence;
-use quorlock_core::node::{self, BlockedId, KeyBytes, Reply, WaitReply};
+use quorlock_core::node::{self, BlockedId, KeyBytes, Reply, WaitReply, Wants};
 
 use crate::docs;
 use crate::error::CommandError;
@@ -15,29 +15,26 @@ use crate::request::{self, KeysAndToken, ScanTerms};
 /// none and returns the error, which is then the reply.
 pub(crate) type Handler = fn(&Ctx<'_>, Keys, Args<'_>) -> Result<(), CommandError>;
 
-#[expect(clippy::redundant_closure, reason = "the variant alone has a fixed lifetime")]
 pub(crate) fn acquire(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), CommandError> {
-    let request = request::keys_and_token(keys, args)?;
-    acquire_by(ctx, keys, request, |acquire| node::Command::Acquire(acquire))
+    acquire_keys(ctx, keys, Wants::All, request::keys_and_token(keys, args)?)
 }
 
-#[expect(clippy::redundant_closure, reason = "the variant alone has a fixed lifetime")]
 pub(crate) fn acquire_any(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), CommandError> {
-    let request = request::ordered_keys_and_token(keys, args)?;
-    acquire_by(ctx, keys, request, |acquire| node::Command::AcquireAny(acquire))
+    acquire_keys(ctx, keys, Wants::Any, request::ordered_keys_and_token(keys, args)?)
 }
 
-fn acquire_by<'a>(
+fn acquire_keys<'a>(
     ctx: &'a Ctx<'a>,
     keys: Keys,
+    wants: Wants,
     KeysAndToken { keys: names, token, rest }: KeysAndToken<'a>,
-    command: impl for<'c> FnOnce(node::Acquire<'c, Name<'a>>) -> node::Command<'c, Name<'a>>,
 ) -> Result<(), CommandError> {
     let (ttl, options) = request::acquire_terms(rest, keys)?;
     let mut keyspace = ServerKeyspace::for_command(ctx);
     let acquire = node::Acquire {
         db: keyspace.db(),
         keys: &names,
+        wants,
         token: &token,
         ttl,
         mode: options.mode,
@@ -47,7 +44,7 @@ fn acquire_by<'a>(
     };
     // With WAIT, the reply to a grant includes the time waited.
     let waited_us = options.wait_ms.map(|_| 0);
-    match execute(&command(acquire), &mut keyspace)? {
+    match execute(&node::Command::Acquire(acquire), &mut keyspace)? {
         Reply::Granted(fence) => reply_granted(ctx, fence, waited_us, None),
         Reply::GrantedOne { fence, key } => {
             reply_granted(ctx, fence, waited_us, Some(names[key].as_ref()));
@@ -134,7 +131,7 @@ fn execute<'a>(
 
 fn send_reply(ctx: &Ctx<'_>, reply: Reply) {
     match reply {
-        // `acquire_by` replies to a grant itself, with the time waited and the key.
+        // `acquire_keys` replies to a grant itself, with the time waited and the key.
         Reply::Granted(fence) | Reply::Extended(fence) | Reply::GrantedOne { fence, .. } => {
             ctx.reply_integer(integer(fence));
         }

@@ -52,9 +52,9 @@ fn attempt(servers: &mut [Server], order: &[usize], proposal: Fence) -> Outcome 
         }
         match to_acquire.pop_front() {
             Some(node) => {
-                let vote = match servers[node].acquire(KEY, TOKEN, TTL_MS, Some(proposal)) {
-                    Some(fence) => Vote::Granted(fence),
-                    None => Vote::Silent,
+                let vote = match servers[node].ask(&[KEY], TOKEN, TTL_MS, proposal.get(), 0) {
+                    Ok(Reply::Granted(fence)) => Vote::Granted(fence),
+                    _ => Vote::Silent,
                 };
                 acquisition.vote(node, vote, now);
             }

@@ -5,7 +5,7 @@ use crate::support::{MAX_TTL_MS, Server};
 use quorlock_core::Fence;
 use quorlock_core::node::memory_server::Name;
 use quorlock_core::node::{
-    Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent,
+    Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent, Wants,
 };
 
 const K: &[u8] = b"k";
@@ -35,7 +35,7 @@ fn mirror_that_expires_with_its_lease_is_not_written_again() {
 #[test]
 fn reload_is_not_a_flush() {
     let mut server = Server::with_lock(&[b"kept"], b"a", 10_000);
-    server.acquire(b"lost", b"a", 10_000, None).unwrap();
+    server.acquire(b"lost", b"a", 10_000).unwrap();
     server.handle_event(&ServerEvent::Flush(None));
     server.handle_event(&ServerEvent::LoadingBegins);
     server.handle_event(&ServerEvent::Flush(None));
@@ -44,8 +44,8 @@ fn reload_is_not_a_flush() {
     server.remove_key(b"lost", KeyEvent::Removed);
     server.set(b"kept", b"a", Some(10_000));
     server.handle_event(&ServerEvent::LoadingEnds);
-    assert_eq!(server.acquire(b"kept", b"b", 1000, None), None);
-    assert_eq!(server.acquire(b"lost", b"b", 1000, None), None);
+    assert_eq!(server.acquire(b"kept", b"b", 1000), None);
+    assert_eq!(server.acquire(b"lost", b"b", 1000), None);
     server.run_turns();
     assert_eq!(server.text(b"lost"), b"a");
     assert!(!server.node().lacks_mirrors());
@@ -75,7 +75,7 @@ fn flush_by_an_operator_before_a_reload_ends_the_leases() {
         server.handle_event(&before_the_reload);
         server.handle_event(&ServerEvent::LoadingBegins);
         server.handle_event(&ServerEvent::LoadingEnds);
-        assert!(server.acquire(b"k", b"b", 1000, None).is_some(), "{before_the_reload:?}");
+        assert!(server.acquire(b"k", b"b", 1000).is_some(), "{before_the_reload:?}");
     }
 }
 
@@ -83,7 +83,7 @@ fn flush_by_an_operator_before_a_reload_ends_the_leases() {
 fn lost_mirrors_are_forgotten_once_their_leases_have_ended() {
     let mut server = Server::new();
     for n in 0..20_000_u32 {
-        server.acquire(&n.to_le_bytes(), b"a", 1000, None).unwrap();
+        server.acquire(&n.to_le_bytes(), b"a", 1000).unwrap();
         server.remove_key(&n.to_le_bytes(), KeyEvent::Evicted);
     }
     server.turn_after_ms(2000);
@@ -96,7 +96,7 @@ fn lost_mirrors_are_forgotten_once_their_leases_have_ended() {
 fn write_that_the_server_refuses_leaves_the_lock_revoked() {
     let mut server = Server::new();
     server.memory.keys.has_replica = true;
-    server.acquire(b"k", b"token", 10_000, None).unwrap();
+    server.acquire(b"k", b"token", 10_000).unwrap();
     server.memory.keys.propagated.clear();
     server.memory.keys.writes_left = Some(0);
     assert_eq!(server.revoke(b"k"), Ok(true));
@@ -115,7 +115,7 @@ fn write_that_the_server_refuses_leaves_the_lock_revoked() {
 fn end_of_a_reader_while_the_mirror_is_lost_changes_nothing_for_others() {
     let mut server = Server::new();
     for (token, ttl_ms) in [(&b"a"[..], 50), (b"b", 10_000)] {
-        server.acquire_shared(b"k", token, ttl_ms, None).unwrap();
+        server.acquire_shared(b"k", token, ttl_ms).unwrap();
     }
     let value = server.text(b"k").to_vec();
     server.remove_key(b"k", KeyEvent::Evicted);
@@ -134,13 +134,13 @@ fn first_reader_needs_the_mirror_and_later_readers_do_not() {
     server.memory.keys.writes_left = Some(0);
     let shared = (Mode::Shared, None, 0);
     assert_eq!(
-        server.execute_acquire(&[b"k"], b"reader", 1000, shared),
+        server.execute_acquire(Wants::All, &[b"k"], b"reader", 1000, shared),
         Err(CommandError::NotWritten)
     );
     assert_eq!(server.node().leases(), 0);
     server.memory.keys.writes_left = Some(1);
-    server.acquire_shared(b"k", b"reader", 1000, None).unwrap();
-    assert!(server.acquire_shared(b"k", b"second", 2000, None).is_some(), "the lease decides");
+    server.acquire_shared(b"k", b"reader", 1000).unwrap();
+    assert!(server.acquire_shared(b"k", b"second", 2000).is_some(), "the lease decides");
     assert!(server.node().lacks_mirrors());
     server.memory.keys.writes_left = None;
     server.turn_after_ms(1500);
@@ -186,7 +186,7 @@ fn number_of_a_refusal_is_accepted_as_a_ticket_after_a_clock_step() {
 #[test]
 fn front_of_the_queue_proposes_no_fence() {
     let mut server = Server::new();
-    let first = server.acquire(K, b"a", 1000, None).unwrap();
+    let first = server.acquire(K, b"a", 1000).unwrap();
     server.release(K, b"a");
     // The counter is behind the clock, and the grant continues from the counter.
     server.pass_ms(600_000);

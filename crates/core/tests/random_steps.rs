@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::support::Server;
 use proptest::prelude::*;
 use quorlock_core::Fence;
-use quorlock_core::node::{BlockedId, Command, KeyEvent, Mode, Reply, WaitReply};
+use quorlock_core::node::{BlockedId, KeyEvent, Mode, Reply, WaitReply, Wants};
 
 const NAMES: [&[u8]; 4] = [&[0], &[1], &[2], &[3]];
 /// A step is the likelier, the more often it is listed.
@@ -48,10 +48,8 @@ proptest! {
                     let token = server.blocked_ids.to_le_bytes();
                     let mode = if step == "share" { Mode::Shared } else { Mode::Exclusive };
                     let terms = (mode, ticket.and_then(Fence::new), ms.saturating_sub(500));
-                    let reply = server.execute_as(&list, &token, TTL_MS, terms, |ask| match step {
-                        "any" => Command::AcquireAny(ask),
-                        _ => Command::Acquire(ask),
-                    });
+                    let wants = if step == "any" { Wants::Any } else { Wants::All };
+                    let reply = server.execute_acquire(wants, &list, &token, TTL_MS, terms);
                     let lock = Lock { step, token, keys, until_us: 0 };
                     match reply {
                         Ok(Reply::Granted(_)) => grants.push((lock, keys)),

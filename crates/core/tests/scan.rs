@@ -42,7 +42,7 @@ fn key(number: usize) -> Vec<u8> {
 fn one_call_reads_a_bounded_slice() {
     let mut server = Server::new();
     for number in 0..5000 {
-        server.acquire(&key(number), b"t", 10_000, None).unwrap();
+        server.acquire(&key(number), b"t", 10_000).unwrap();
     }
     let scanned = scan(&mut server, 0, None, u32::MAX);
     assert!((100..1000).contains(&scanned.locks.len()), "a call ends after its share of work");
@@ -78,7 +78,7 @@ fn long_keys_end_a_slice_early() {
     let mut server = Server::new();
     let long: Vec<_> = (0..10_u8).map(|number| vec![b'a' + number; KEY_BYTES_MAX]).collect();
     for key in &long {
-        server.acquire(key, b"t", 10_000, None).unwrap();
+        server.acquire(key, b"t", 10_000).unwrap();
     }
     let scanned = scan(&mut server, 0, Some(b"*a*b*c*"), 1000);
     assert_eq!(scanned.cursor, 1);
@@ -91,12 +91,12 @@ fn locks_with_waiters_or_many_keys_end_a_slice_early() {
     let names: Vec<_> = (0..640).map(key).collect();
     for several in names.chunks(64) {
         let several: Vec<&[u8]> = several.iter().map(|key| &key[..]).collect();
-        server.acquire_all(&several, b"t", 10_000, None).unwrap();
+        server.acquire_all(&several, b"t", 10_000).unwrap();
     }
     let of_many_keys = scan(&mut server, 0, None, 1000).locks.len();
     for (number, key) in names.iter().enumerate() {
         for waiter in 0..10 {
-            server.wait_for_all(&[key], &[waiter], 1000, 1000 + number as u64);
+            server.wait_for_all(&[key], &[waiter], 1000 + number as u64);
         }
     }
     let of_waiters = scan(&mut server, 0, None, 1000).locks.len();
@@ -181,15 +181,15 @@ proptest! {
                         listed.clear();
                     }
                 }
-                Step::Acquire(n) => drop(server.acquire(&key(n), b"t", 900, None)),
+                Step::Acquire(n) => drop(server.acquire(&key(n), b"t", 900)),
                 Step::AcquireTwo(a, b) => {
                     let two = BTreeSet::from([key(a), key(b)]);
                     let two: Vec<&[u8]> = two.iter().map(|key| &key[..]).collect();
-                    server.acquire_all(&two, b"t", 900, None);
+                    server.acquire_all(&two, b"t", 900);
                 }
                 Step::AcquireMany(from) => {
                     for n in from..KEYS.min(from + 200) {
-                        server.acquire(&key(n), b"t", 900, None);
+                        server.acquire(&key(n), b"t", 900);
                     }
                 }
                 Step::ReleaseMany(from, count) => {

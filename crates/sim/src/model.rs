@@ -6,7 +6,7 @@ use std::time::Duration;
 use quorlock_core::node::memory_server::{Name, Server, Value};
 use quorlock_core::node::{
     Acquire, Command, CommandError, Extend, Holder, Inspect, KeyEvent, Mode, Monotonic, Now, Reply,
-    Settings,
+    Settings, Wants,
 };
 use quorlock_core::quorum::{Acquisition, FenceAnswer, Majority, Moment, Step, Validity, Vote};
 use quorlock_core::{Fence, Ttl};
@@ -442,8 +442,8 @@ fn decisive(mut server: Server, now: Now) -> (Option<Value>, Option<Fence>, Fenc
 
 /// The ACQUIRE of every call.
 fn acquire<'a>(keys: &'a [Name], token: &'a Name) -> Acquire<'a, Name> {
-    let (mode, fence) = (Mode::Exclusive, Fence::new(PROPOSAL));
-    Acquire { db: 0, keys, token, ttl: ttl(), mode, owner: None, fence, wait_ms: 0 }
+    let (wants, mode, fence) = (Wants::All, Mode::Exclusive, Fence::new(PROPOSAL));
+    Acquire { db: 0, keys, wants, token, ttl: ttl(), mode, owner: None, fence, wait_ms: 0 }
 }
 
 impl Deref for Node {

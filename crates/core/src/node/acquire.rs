@@ -1,17 +1,19 @@
-//! ACQUIRE of several keys, and what all kinds of ACQUIRE share: the wait, and the grant itself.
+//! ACQUIRE of one key, of several, or of any one of several: the decision, the wait and the grant.
 
 use super::answers::Grant;
 use super::key_state::KeyState;
 use super::leases::NewLock;
 use super::mutants::{NodeRule, is_broken};
 use super::node::PerKey;
-use super::queues::{Lack, Waiter, Wanted, Wants};
+use super::queues::{Lack, Waiter, Wanted};
 use super::rank::{Rank, later_ticket};
 use super::turn::{ANSWER_UNITS, Budget, COMMAND_UNITS, write_units};
-use super::{Acquire, Change, CommandError, Extend, Key, Keyspace, Kind, Node, Now, Reply};
+use super::{
+    Acquire, Change, CommandError, Extend, Key, Keyspace, Kind, Mode, Node, Now, Reply, Wants,
+};
 use crate::{Fence, Ttl};
 
-/// The free keys of a lock that is about to be granted.
+/// The keys of a lock that is about to be granted.
 pub(super) struct FreeKeys<'k, K: Keyspace> {
     pub(super) db: u32,
     pub(super) keys: &'k [K::Name],
@@ -19,71 +21,125 @@ pub(super) struct FreeKeys<'k, K: Keyspace> {
     pub(super) entries: &'k mut [K::Entry],
     /// Whether some of them may have a lease that has ended.
     pub(super) have_ended: bool,
+    /// The lease of the shared lock that the client joins; `None` if the keys are free.
+    pub(super) joined: Option<u32>,
 }
 
 pub(super) struct Terms<'a, N> {
     pub(super) token: &'a N,
     pub(super) owner: Option<&'a [u8]>,
     pub(super) ttl: Ttl,
+    pub(super) mode: Mode,
     /// The ticket that the client gave. It is also the fence that the client proposes.
     pub(super) ticket: Option<Fence>,
 }
 
+impl<N: AsRef<[u8]>> Terms<'_, N> {
+    /// A lock that is granted now on these terms.
+    pub(super) fn lock(&self, now: Now, db: u32, fence: Fence) -> NewLock<'_> {
+        NewLock {
+            db,
+            token: self.token.as_ref(),
+            owner: self.owner,
+            fence,
+            ticket: self.ticket.unwrap_or_default(),
+            granted: now.monotonic,
+            deadline: now.monotonic.plus_us(self.ttl.us()),
+        }
+    }
+}
+
 impl Node {
-    /// Acquires the lock if all its keys are free. Without FENCE, refuses a held lock even to its
-    /// own token.
-    pub(super) fn acquire_several<K: Keyspace>(
+    /// Acquires the lock if all its keys are free. For any one of several keys, tries one key after
+    /// the other: the lock is then an ordinary lock of that key.
+    ///
+    /// Without FENCE, refuses a held lock even to its own token. A newcomer comes after each older
+    /// waiter that needs no other key.
+    pub(super) fn acquire<K: Keyspace>(
         &mut self,
         now: Now,
         acquire: &Acquire<'_, K::Name>,
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
-        self.admit(now, acquire)?;
-        let &Acquire { db, keys, token, ttl, owner, .. } = acquire;
-        let hashes = self.hashes(db, keys);
-        if let Some(fence) = self.ask_again(now, acquire, hashes[0], keyspace)? {
-            return Ok(Reply::Granted(fence));
+        let &Acquire { db, keys, wants, token, ttl, mode, owner, .. } = acquire;
+        if acquire.has_long_key() {
+            return Err(CommandError::KeyLength);
         }
-        let mut entries = self.open_all(now, db, keys, keyspace);
+        let is_shared = mode == Mode::Shared;
+        if is_shared && keys.len() > 1 {
+            return Err(CommandError::SeveralShared);
+        }
+        self.admit(now, acquire)?;
+        let hashes = self.hashes(db, keys);
+        let (tried_together, granted): (_, fn(_, _) -> _) = match wants {
+            Wants::All => (keys.len(), |fence, _| Reply::Granted(fence)),
+            Wants::Any => (1, |fence, key| Reply::GrantedOne { fence, key }),
+        };
+        for (index, keys) in keys.chunks(tried_together).enumerate() {
+            let tried = Acquire { keys, ..*acquire };
+            if let Some(fence) = self.ask_again(now, &tried, hashes[index], keyspace)? {
+                return Ok(granted(fence, index));
+            }
+        }
         let rank = self.rank(acquire, &hashes)?;
         let place = place_in_line(acquire, rank.as_ref(), keyspace);
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
-        let (mut have_ended, mut budget) = (false, Budget::units(COMMAND_UNITS));
-        for ((key, &hash), entry) in keys.iter().zip(&hashes).zip(&entries) {
-            let key = (hash, db, key.as_ref());
-            let state = self.key_state(now.monotonic, key, keyspace, entry);
-            if state == KeyState::WrongType {
-                return Err(CommandError::WrongType);
+        let mut budget = Budget::units(COMMAND_UNITS);
+        let tries = keys.chunks(tried_together).zip(hashes.chunks(tried_together));
+        for (index, (keys, tried_hashes)) in tries.enumerate() {
+            let mut entries = self.open_all(now, db, keys, keyspace);
+            let (mut have_ended, mut joined, mut are_free) = (false, None, true);
+            for ((key, &hash), entry) in keys.iter().zip(tried_hashes).zip(&entries) {
+                let key = (hash, db, key.as_ref());
+                let state = self.key_state(now.monotonic, key, keyspace, entry);
+                if state == KeyState::WrongType {
+                    return Err(CommandError::WrongType);
+                }
+                joined = self.shared_lease(state).filter(|_| is_shared);
+                if joined.is_some_and(|lease| self.still_shares(now, lease, token.as_ref())) {
+                    // The client would wait for its own lock.
+                    self.stats.refusals += 1;
+                    return Ok(Reply::Refused);
+                }
+                let is_held = matches!(state, KeyState::Held { .. });
+                if is_held && is_shared && is_broken(NodeRule::SharedBesideExclusive) {
+                    return Ok(Reply::Granted(acquire.fence.unwrap_or_default()));
+                }
+                let taken =
+                    if joined.is_some() { None } else { self.lack(now, state, keyspace, entry) };
+                let lack = taken.or_else(|| {
+                    let passes = is_shared && is_broken(NodeRule::SharedPassesQueue);
+                    let is_behind = self.is_behind_in_line(now, key, place, &mut budget);
+                    (is_behind && !passes).then_some(Lack::Behind)
+                });
+                are_free &= lack.is_none();
+                have_ended |= matches!(state, KeyState::Ended { .. });
+                lacks.push(lack);
             }
-            let lack = self.lack(now, state, keyspace, entry);
-            lacks.push(lack.or_else(|| {
-                let is_behind = self.is_behind_in_line(now, key, place, &mut budget);
-                is_behind.then_some(Lack::Behind)
-            }));
-            have_ended |= matches!(state, KeyState::Ended { .. });
-        }
-        if lacks.iter().all(Option::is_none) {
-            self.leave_line(acquire, &hashes);
-            let free = FreeKeys { db, keys, hashes: &hashes, entries: &mut entries, have_ended };
-            let ticket = rank.map(|rank| rank.ticket);
-            let terms = Terms { token, owner, ttl, ticket };
-            return self.grant(now, free, &terms, keyspace).map(Reply::Granted);
+            if are_free {
+                self.leave_line(acquire, &hashes);
+                let (hashes, entries) = (tried_hashes, &mut entries[..]);
+                let free = FreeKeys { db, keys, hashes, entries, have_ended, joined };
+                let ticket = rank.map(|rank| rank.ticket);
+                let terms = Terms { token, owner, ttl, mode, ticket };
+                let fence = self.grant(now, free, &terms, keyspace)?;
+                return Ok(granted(fence, index));
+            }
         }
         if is_broken(NodeRule::SomeOfTheKeys) && lacks.iter().any(Option::is_none) {
-            drop(entries);
             let free = keys.iter().zip(&lacks).filter(|(_, lack)| lack.is_none());
             let free: PerKey<_> = free.map(|(key, _)| keyspace.name(key.as_ref())).collect();
-            return self.acquire_several(now, &Acquire { keys: &free, ..*acquire }, keyspace);
+            return self.acquire(now, &Acquire { keys: &free, ..*acquire }, keyspace);
         }
-        self.wait_or_refuse(now, acquire, Wants::All, rank, &hashes, &lacks, keyspace)
+        if is_broken(NodeRule::AnyWaitsForFirst) && wants == Wants::Any {
+            let first = Acquire { keys: &keys[..1], ..*acquire };
+            return self.wait_or_refuse(now, &first, rank, &hashes[..1], &lacks[..1], keyspace);
+        }
+        self.wait_or_refuse(now, acquire, rank, &hashes, &lacks, keyspace)
     }
 
     /// Refuses the command if the node abstains, or if its ticket is too far ahead of the clock.
-    pub(super) fn admit<N>(
-        &mut self,
-        now: Now,
-        acquire: &Acquire<'_, N>,
-    ) -> Result<(), CommandError> {
+    fn admit<N>(&mut self, now: Now, acquire: &Acquire<'_, N>) -> Result<(), CommandError> {
         if let Some(error) = self.abstention_error(now.monotonic) {
             self.stats.abstained += 1;
             return Err(error);
@@ -98,7 +154,7 @@ impl Node {
     /// The rank of a request with FENCE. A token that stands in line keeps a larger ticket.
     ///
     /// A request can take over one place only: each place is in up to 64 queues.
-    pub(super) fn rank<N: AsRef<[u8]>>(
+    fn rank<N: AsRef<[u8]>>(
         &self,
         acquire: &Acquire<'_, N>,
         hashes: &[u64],
@@ -132,7 +188,7 @@ impl Node {
 
     /// Removes the token's waiter from its queues, because the token is granted one of these keys.
     /// Without FENCE, a token that waits is refused instead.
-    pub(super) fn leave_line<N: AsRef<[u8]>>(&mut self, acquire: &Acquire<'_, N>, hashes: &[u64]) {
+    fn leave_line<N: AsRef<[u8]>>(&mut self, acquire: &Acquire<'_, N>, hashes: &[u64]) {
         if self.queues.waiters() > 0 {
             let in_line = self.in_line(acquire, hashes);
             if let Some(place) = in_line.into_iter().flatten().next() {
@@ -144,7 +200,7 @@ impl Node {
     /// Answers a request with FENCE whose token already holds the lock: moves the deadline forward
     /// and keeps the fence. Returns `None` if the token does not hold the lock. `hash` is that of
     /// the first key.
-    pub(super) fn ask_again<K: Keyspace>(
+    fn ask_again<K: Keyspace>(
         &mut self,
         now: Now,
         acquire: &Acquire<'_, K::Name>,
@@ -178,18 +234,16 @@ impl Node {
     ///
     /// A token waits once on a key. A request with a FENCE may be a repeated one: it takes over the
     /// place of the older one, and the older one is refused.
-    #[expect(clippy::too_many_arguments, reason = "a request, and what is known of its keys")]
-    pub(super) fn wait_or_refuse<K: Keyspace>(
+    fn wait_or_refuse<K: Keyspace>(
         &mut self,
         now: Now,
         acquire: &Acquire<'_, K::Name>,
-        wants: Wants,
         rank: Option<Rank>,
         hashes: &[u64],
         lacks: &[Option<Lack>],
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
-        let &Acquire { db, keys, token, ttl, mode, owner, wait_ms, .. } = acquire;
+        let &Acquire { db, keys, wants, token, ttl, mode, owner, wait_ms, .. } = acquire;
         self.stats.refusals += 1;
         let named = || {
             let keys = keys.iter().zip(hashes).zip(lacks);
@@ -279,7 +333,7 @@ impl Node {
 
     /// Whether an older waiter precedes the newcomer, also between the end of a lock and its
     /// handover.
-    pub(super) fn is_behind_in_line(
+    fn is_behind_in_line(
         &self,
         now: Now,
         (hash, db, key): (u64, u32, &[u8]),
@@ -290,28 +344,39 @@ impl Node {
         queue.is_some_and(|queue| self.queues.is_behind(queue, rank, now.monotonic, budget))
     }
 
-    /// Grants free keys: writes their mirrors, adds their leases, and publishes the changes.
+    /// Grants free keys: writes their mirrors, adds their leases, and publishes the changes. Adds a
+    /// holder instead if the client joins a shared lock.
     ///
     /// # Errors
     /// If the server refuses one of the mirrors. Then nothing is granted.
-    pub(super) fn grant<K: Keyspace>(
+    fn grant<K: Keyspace>(
         &mut self,
         now: Now,
         free: FreeKeys<'_, K>,
         terms: &Terms<'_, K::Name>,
         keyspace: &mut K,
     ) -> Result<Fence, CommandError> {
-        let FreeKeys { db, keys, hashes, entries, have_ended } = free;
-        let &Terms { token, owner, ttl, ticket } = terms;
+        let FreeKeys { db, keys, hashes, entries, have_ended, joined } = free;
+        if let Some(lease) = joined {
+            return Ok(self.join(now, lease, (&keys[0], &mut entries[0]), terms, keyspace));
+        }
         for (&hash, key) in hashes.iter().zip(keys).filter(|_| have_ended) {
             // The grant overwrites the mirror of a lease that has ended.
             if let Some(lease) = self.find_lease(hash, db, key.as_ref()) {
                 self.end_by_deadline(lease);
             }
         }
-        let expires_at_ms = now.wall_ms_after(ttl.us());
+        let random_value = (terms.mode == Mode::Shared).then(|| {
+            if is_broken(NodeRule::MirrorNamesHolder) {
+                keyspace.name(terms.token.as_ref())
+            } else {
+                keyspace.random_value()
+            }
+        });
+        let value = random_value.as_ref().unwrap_or(terms.token);
+        let expires_at_ms = now.wall_ms_after(terms.ttl.us());
         let written =
-            entries.iter_mut().try_for_each(|entry| keyspace.set(entry, token, expires_at_ms));
+            entries.iter_mut().try_for_each(|entry| keyspace.set(entry, value, expires_at_ms));
         if written.is_err() {
             for (key, entry) in keys.iter().zip(entries) {
                 let has_value = keyspace.kind(entry) != Kind::Missing;
@@ -325,14 +390,21 @@ impl Node {
             }
             return Err(CommandError::NotWritten);
         }
-        let fence = self.fences.next(hashes, ticket, now.wall_us);
-        let (granted, deadline) = (now.monotonic, now.monotonic.plus_us(ttl.us()));
-        let (token_bytes, ticket) = (token.as_ref(), ticket.unwrap_or_default());
-        let new = NewLock { db, token: token_bytes, owner, fence, ticket, granted, deadline };
-        self.insert(hashes, keys.iter().map(AsRef::as_ref), &new);
+        let names = keys.iter().map(AsRef::as_ref);
+        let fence = if let Some(value) = &random_value {
+            let floor = self.fences.floor(hashes[0]);
+            let fence = self.fences.next_shared(hashes[0], terms.ticket, floor, now.wall_us);
+            let lease = self.insert(hashes, names, &terms.lock(now, db, fence));
+            self.leases.share(lease, value.as_ref(), floor);
+            fence
+        } else {
+            let fence = self.fences.next(hashes, terms.ticket, now.wall_us);
+            self.insert(hashes, names, &terms.lock(now, db, fence));
+            fence
+        };
         // All mirrors are written first: a listener of one event may change the other keys.
         for key in keys {
-            self.publish(keyspace, key, Change::Set { value: token, expires_at_ms });
+            self.publish(keyspace, key, Change::Set { value, expires_at_ms });
         }
         Ok(fence)
     }
@@ -365,7 +437,8 @@ impl Node {
         }
     }
 
-    /// Grants free keys to a waiter. Returns whether the server accepted the writes.
+    /// Grants keys to a waiter, or refuses it if its token already shares the lock. Returns whether
+    /// the waiter was granted the lock.
     pub(super) fn grant_waiter<K: Keyspace>(
         &mut self,
         now: Now,
@@ -378,31 +451,20 @@ impl Node {
         self.spend_on_leaving(place, budget);
         free.keys.iter().for_each(|key| budget.spend(write_units(key.as_ref())));
         let waiter = self.queues.remove(place);
+        if free.joined.is_some_and(|lease| self.still_shares(now, lease, &waiter.rank.token)) {
+            self.answers.refuse(waiter.blocked_id, None, keyspace);
+            return false;
+        }
         let (db, key) = (free.db, Key::from_slice(free.keys[0].as_ref()));
-        let name = keyspace.name(&waiter.rank.token);
-        let (owner, ttl, ticket) = (waiter.owner.as_deref(), waiter.ttl, waiter.proposed());
-        let terms = Terms { token: &name, owner, ttl, ticket };
-        let granted = self.grant(now, free, &terms, keyspace);
-        self.answer_granted(now, waiter, db, key, granted, keyspace)
-    }
-
-    /// Sends a waiter its grant, or the error of a refused write. Returns whether it was granted.
-    pub(super) fn answer_granted<K: Keyspace>(
-        &mut self,
-        now: Now,
-        waiter: Waiter,
-        db: u32,
-        key: Key,
-        granted: Result<Fence, CommandError>,
-        keyspace: &mut K,
-    ) -> bool {
-        let Waiter { blocked_id, rank: Rank { token, .. }, wants, since, .. } = waiter;
-        match granted {
+        let (token, ticket) = (keyspace.name(&waiter.rank.token), waiter.proposed());
+        let Waiter { blocked_id, rank, owner, ttl, mode, wants, since, .. } = waiter;
+        let terms = Terms { token: &token, owner: owner.as_deref(), ttl, mode, ticket };
+        match self.grant(now, free, &terms, keyspace) {
             Ok(fence) => {
                 let waited_us = now.monotonic.us_since(since);
                 self.stats.handovers += 1;
                 self.stats.longest_wait_us = self.stats.longest_wait_us.max(waited_us);
-                let grant = Grant { db, key, token, fence, waited_us, wants };
+                let grant = Grant { db, key, token: rank.token, fence, waited_us, wants };
                 self.answers.grant(blocked_id, grant, keyspace);
                 true
             }
@@ -419,7 +481,7 @@ impl Node {
 /// A request that cannot wait comes last, whatever its ticket. If it is granted, it hears of no
 /// ticket, so its own may be smaller than those of calls that began earlier. It is refused, and
 /// then stands in line with a ticket above theirs. A repair stands in front.
-pub(super) fn place_in_line<'r, K: Keyspace>(
+fn place_in_line<'r, K: Keyspace>(
     acquire: &Acquire<'_, K::Name>,
     rank: Option<&'r Rank>,
     keyspace: &K,

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::queues::Wants;
-use super::{BlockedId, CommandError, Key, KeyBytes, Keyspace, Node, Token, WaitReply};
+use super::{BlockedId, CommandError, Key, KeyBytes, Keyspace, Node, Token, WaitReply, Wants};
 use crate::Fence;
 
 /// The answers that clients have not received yet.

@@ -38,13 +38,11 @@ pub const KEY_BYTES_MAX: usize = 64 * 1024;
 
 /// A parsed command.
 ///
-/// The keys are unique, at least one and, except in `AcquireAny`, in the order of their bytes.
+/// The keys are unique, at least one and, except with [`Wants::Any`], in the order of their bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Command<'a, N> {
-    /// `LOCK.ACQUIRE` or `LOCK.MACQUIRE`.
+    /// `LOCK.ACQUIRE`, `LOCK.MACQUIRE` or `LOCK.ACQUIREANY`.
     Acquire(Acquire<'a, N>),
-    /// `LOCK.ACQUIREANY`: one of the keys, which are in the client's order.
-    AcquireAny(Acquire<'a, N>),
     /// `LOCK.EXTEND` or `LOCK.MEXTEND`.
     Extend(Extend<'a, N>),
     /// `LOCK.RELEASE` or `LOCK.MRELEASE`.
@@ -67,6 +65,8 @@ pub struct Acquire<'a, N> {
     pub db: u32,
     /// The keys to lock.
     pub keys: &'a [N],
+    /// Whether to lock all of the keys or any one of them.
+    pub wants: Wants,
     /// Proves later who holds the lock.
     pub token: &'a N,
     /// The requested duration.
@@ -80,6 +80,15 @@ pub struct Acquire<'a, N> {
     pub fence: Option<Fence>,
     /// How long the client waits for the lock, in milliseconds; zero if it does not wait.
     pub wait_ms: u64,
+}
+
+/// Whether a client wants all of its keys or any one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wants {
+    /// All of the keys, at the same time.
+    All,
+    /// The first of the keys that is free, in the client's order.
+    Any,
 }
 
 impl<N: AsRef<[u8]>> Acquire<'_, N> {

@@ -4,10 +4,9 @@ use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::mutants::{NodeRule, is_broken};
 use super::node::PerKey;
-use super::queues::Wants;
 use super::{
     Acquire, Change, CommandError, Extend, FenceError, KEY_BYTES_MAX, Keyspace, Kind, Mode, Node,
-    Now, Reply,
+    Now, Reply, Wants,
 };
 use crate::Fence;
 
@@ -220,8 +219,9 @@ impl Node {
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
         let &Extend { db, keys, token, ttl, mode, .. } = extend;
-        let acquire = Acquire { db, keys, token, ttl, mode, owner: None, fence: None, wait_ms: 0 };
-        Ok(match self.acquire_one(now, &acquire, Wants::All, keyspace)? {
+        let (wants, owner, fence, wait_ms) = (Wants::All, None, None, 0);
+        let acquire = Acquire { db, keys, wants, token, ttl, mode, owner, fence, wait_ms };
+        Ok(match self.acquire(now, &acquire, keyspace)? {
             Reply::Granted(fence) => Reply::Extended(fence),
             _ => Reply::NotHeld,
         })

@@ -4,14 +4,14 @@ use super::acquire::FreeKeys;
 use super::key_state::KeyState;
 use super::node::PerKey;
 use super::queues::{Lack, QueueScan};
-use super::shared::SharedKey;
 use super::turn::{Budget, units};
 use super::{Access, Keyspace, Mode, Node, Now};
 
 impl Node {
     /// Hands a key over to its next waiter, or to all shared waiters at the head of its queue.
     ///
-    /// Returns whether it granted the key. Opens the key unless `entry` is given.
+    /// Returns whether it granted the key. Opens the key unless `entry` is given. Shared waiters
+    /// that are left when the budget is spent precede any newcomer.
     ///
     /// The oldest waiter is first. A waiter for several keys is granted only when all its keys are
     /// free. Until then it is passed at first, and later its free keys are kept for it: see
@@ -36,106 +36,81 @@ impl Node {
         let key = key.clone();
         let name = keyspace.name(&key);
         let mut entry = entry.unwrap_or_else(|| keyspace.open(db, &name, Access::Write));
+        let (mut has_answered, mut granted) = (false, false);
         loop {
             self.handle_events(now, keyspace);
+            // A queue is removed with its last waiter.
+            let Some(queue) = self.queues.find(hash, db, &key) else { return granted };
             let state = self.key_state(now.monotonic, (hash, db, &key), keyspace, &entry);
-            if self.shared_lease(state).is_some() {
-                let shared = SharedKey { db, hash, name: &name, entry: &mut entry, state };
-                return self.hand_over_shared(now, queue, shared, budget, keyspace) > 0;
-            }
-            if let Some(lack) = self.lack(now, state, keyspace, &entry) {
-                self.queues.found_taken(queue, lack);
-                return false;
-            }
-            self.queues.forget_foreign(queue);
-            let Some(place) = self.next_waiter(now, queue, budget) else { return false };
-            if self.queues.waiter(place).mode == Mode::Shared {
-                let shared = SharedKey { db, hash, name: &name, entry: &mut entry, state };
-                return self.hand_over_shared(now, queue, shared, budget, keyspace) > 0;
-            }
+            let joined = self.shared_lease(state);
+            let lack = self.lack(now, state, keyspace, &entry);
+            let next = match lack {
+                None => {
+                    self.queues.forget_foreign(queue);
+                    self.next_waiter(now, queue, budget)
+                }
+                Some(_) if joined.is_some() => self.next_shared_waiter(now, queue, budget),
+                Some(_) => QueueScan::NotFound,
+            };
+            let place = match next {
+                QueueScan::Found(place) if !has_answered || !budget.is_spent() => place,
+                QueueScan::Found(_) | QueueScan::Spent => {
+                    // A job continues from here, in this turn or in the next.
+                    self.queues.check_at(queue, now.monotonic);
+                    return granted;
+                }
+                QueueScan::NotFound => {
+                    match lack {
+                        Some(lack) => self.queues.found_taken(queue, lack),
+                        // If the key is kept for an older waiter, the departure of that waiter
+                        // plans a check.
+                        None => self.queues.cancel_check(queue),
+                    }
+                    return granted;
+                }
+            };
             if self.queues.is_single(place) {
+                let is_shared = self.queues.waiter(place).mode == Mode::Shared;
                 let free = FreeKeys {
                     db,
                     keys: std::slice::from_ref(&name),
                     hashes: &[hash],
                     entries: std::slice::from_mut(&mut entry),
                     have_ended: matches!(state, KeyState::Ended { .. }),
+                    joined,
                 };
-                return self.grant_waiter(now, place, free, budget, keyspace);
-            }
-            drop(entry);
-            if let Some(granted) = self.hand_over_several(now, place, budget, keyspace) {
-                return granted;
-            }
-            entry = keyspace.open(db, &name, Access::Write);
-        }
-    }
-
-    /// Grants a free or shared key to the shared waiters at the head of its queue.
-    /// Returns the number of grants. The waiters that are left precede any newcomer.
-    fn hand_over_shared<K: Keyspace>(
-        &mut self,
-        now: Now,
-        mut queue: u32,
-        mut key: SharedKey<'_, K>,
-        budget: &mut Budget,
-        keyspace: &mut K,
-    ) -> u32 {
-        let (mut has_tried, mut granted) = (false, 0);
-        loop {
-            match self.next_shared_waiter(now, queue, budget) {
-                QueueScan::Found(place) if !has_tried || !budget.is_spent() => {
-                    has_tried = true;
-                    let is_granted =
-                        self.grant_shared_waiter(now, place, &mut key, budget, keyspace);
-                    granted += u32::from(is_granted);
-                }
-                QueueScan::NotFound => {
-                    if let Some(lack) = self.lack(now, key.state, keyspace, key.entry) {
-                        self.queues.found_taken(queue, lack);
-                    }
+                granted |= self.grant_waiter(now, place, free, budget, keyspace);
+                if !is_shared {
                     return granted;
                 }
-                QueueScan::Found(_) | QueueScan::Spent => {
-                    self.queues.check_at(queue, now.monotonic);
+                has_answered = true;
+            } else {
+                drop(entry);
+                if let Some(granted) = self.hand_over_several(now, place, budget, keyspace) {
                     return granted;
                 }
+                entry = keyspace.open(db, &name, Access::Write);
             }
-            // A queue is removed with its last waiter.
-            let Some(left) = self.queues.find(key.hash, key.db, key.name.as_ref()) else {
-                return granted;
-            };
-            queue = left;
-            let hashed_key = (key.hash, key.db, key.name.as_ref());
-            key.state = self.key_state(now.monotonic, hashed_key, keyspace, key.entry);
         }
     }
 
     /// The next waiter that is not known to lack another key, unless the key is kept for an older
     /// one. A waiter that is known to lack another key becomes a candidate for that key.
-    fn next_waiter(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Option<u32> {
+    fn next_waiter(&mut self, now: Now, queue: u32, budget: &mut Budget) -> QueueScan {
         loop {
-            match self.queues.next_candidate(queue, now.monotonic, budget) {
-                QueueScan::Found(place) if self.queues.is_single(place) => return Some(place),
-                QueueScan::Found(place) if !budget.is_spent() => {
-                    let Some((other, lack)) = self.known_lack(now, place, queue, budget) else {
-                        return Some(place);
-                    };
-                    budget.spend(1);
-                    self.queues.record_lack(place, other, lack);
-                }
-                QueueScan::Found(_) | QueueScan::Spent => {
-                    // A job continues from here, in this turn or in the next.
-                    self.queues.check_at(queue, now.monotonic);
-                    return None;
-                }
-                // If the key is kept for an older waiter, the departure of that waiter plans a
-                // check.
-                QueueScan::NotFound => {
-                    self.queues.cancel_check(queue);
-                    return None;
-                }
+            let next = self.queues.next_candidate(queue, now.monotonic, budget);
+            let QueueScan::Found(place) = next else { return next };
+            if self.queues.is_single(place) {
+                return next;
             }
+            if budget.is_spent() {
+                return QueueScan::Spent;
+            }
+            let Some((other, lack)) = self.known_lack(now, place, queue, budget) else {
+                return next;
+            };
+            budget.spend(1);
+            self.queues.record_lack(place, other, lack);
         }
     }
 
@@ -204,6 +179,7 @@ impl Node {
             hashes: &hashes,
             entries: &mut entries,
             have_ended: true,
+            joined: None,
         };
         Some(self.grant_waiter(now, place, free, budget, keyspace))
     }

@@ -1,10 +1,10 @@
 //! What a refusal tells a client that gave its ticket.
 
 use super::node::PerKey;
-use super::queues::{Lack, Wants};
+use super::queues::Lack;
 use super::rank::Rank;
 use super::turn::{Budget, units};
-use super::{CommandError, Node, Now};
+use super::{CommandError, Node, Now, Wants};
 use crate::Fence;
 
 /// How many holders that have ended, or waiters that have timed out, a refusal passes over before

@@ -6,7 +6,7 @@
 //! implement it in memory. So every write, every answer and their order are decided here.
 //!
 //! - [`Command`], [`Reply`]: a request, and its reply. One file for each command: `acquire`,
-//!   `acquire_one`, `extend`, `release`, `yielding`, `revoke`, `inspect`, `scan`.
+//!   `extend`, `release`, `yielding`, `revoke`, `inspect`, `scan`.
 //! - `key_state`: what is under a key, from the server's data and the leases together.
 //! - `leases`, `holders`, `index`, `chunks`, `wheel`: the table of leases, and their deadlines.
 //!   `shared`: several holders of one key.
@@ -26,7 +26,6 @@
 
 mod abstention;
 mod acquire;
-mod acquire_one;
 mod answers;
 mod chunks;
 mod clock;
@@ -70,6 +69,7 @@ pub use clock::{Monotonic, Now};
 pub use command::{
     Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEY_BYTES_MAX,
     KEYS_MAX, Listed, Release, Reply, Revoke, Scan, Scanned, Settings, ShownWaiter, WaitReply,
+    Wants,
 };
 pub use glob::{PATTERN_BYTES_MAX, Pattern};
 pub use keyspace::{Access, Change, Keyspace, Kind, Listeners, WriteRefused};

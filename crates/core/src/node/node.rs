@@ -7,10 +7,10 @@ use super::answers::Answers;
 use super::fence_counters::FenceCounters;
 use super::leases::Leases;
 use super::propagation::Propagation;
-use super::queues::{Queues, Wants};
+use super::queues::Queues;
 use super::server_events::Flushed;
 use super::turn::{Budget, COMMAND_UNITS};
-use super::{Command, CommandError, Keyspace, Mode, Monotonic, Now, Reason, Reply, Settings};
+use super::{Access, Command, CommandError, Keyspace, Monotonic, Now, Reason, Reply, Settings};
 use crate::Ttl;
 
 /// The leases and queues of one server.
@@ -106,17 +106,7 @@ impl Node {
     ) -> Result<Reply, CommandError> {
         self.settle_flush();
         let reply = match command {
-            Command::Acquire(acquire) | Command::AcquireAny(acquire) if acquire.has_long_key() => {
-                Err(CommandError::KeyLength)
-            }
-            Command::Acquire(acquire) if acquire.mode == Mode::Shared => {
-                self.acquire_shared(now, acquire, keyspace)
-            }
-            Command::Acquire(acquire) if acquire.keys.len() > 1 => {
-                self.acquire_several(now, acquire, keyspace)
-            }
-            Command::Acquire(acquire) => self.acquire_one(now, acquire, Wants::All, keyspace),
-            Command::AcquireAny(acquire) => self.acquire_one(now, acquire, Wants::Any, keyspace),
+            Command::Acquire(acquire) => self.acquire(now, acquire, keyspace),
             Command::Extend(extend) => self.extend(now, extend, keyspace),
             Command::Release(release) => {
                 self.release(now, release, &mut Budget::units(COMMAND_UNITS), keyspace)
@@ -148,7 +138,11 @@ impl Node {
         keys: &[K::Name],
         keyspace: &mut K,
     ) -> PerKey<K::Entry> {
-        let entries = keys.iter().map(|key| keyspace.open(db, key, super::Access::Write)).collect();
+        let mut open = |key| keyspace.open(db, key, Access::Write);
+        let entries = match keys {
+            [key] => PerKey::from_buf([open(key)]),
+            keys => keys.iter().map(open).collect(),
+        };
         self.handle_events(now, keyspace);
         entries
     }

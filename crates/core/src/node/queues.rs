@@ -11,7 +11,7 @@ use super::index::HashIndex;
 use super::mutants::{NodeRule, is_broken};
 use super::rank::Rank;
 use super::turn::Budget;
-use super::{Key, Mode, Monotonic, ShownWaiter};
+use super::{Key, Mode, Monotonic, ShownWaiter, Wants};
 use crate::{Fence, Ttl};
 
 /// Names a blocked client. [`Keyspace::block`](super::Keyspace::block) makes each id once.
@@ -35,13 +35,6 @@ pub(super) struct Waiter {
     pub(super) in_line_since: Monotonic,
     /// When its wait times out.
     pub(super) until: Monotonic,
-}
-
-/// Whether a waiter waits for all of its keys or for any of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wants {
-    All,
-    Any,
 }
 
 /// A waiter and its places in the queues.

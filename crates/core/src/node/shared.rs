@@ -2,74 +2,16 @@
 //!
 //! Accidents, overwrites and revocations apply to the lease of the key, as to any lease.
 
-use super::acquire::{Terms, place_in_line};
+use super::acquire::Terms;
 use super::key_state::KeyState;
-use super::leases::{MirrorState, NewLock};
+use super::leases::MirrorState;
 use super::mutants::{NodeRule, is_broken};
-use super::queues::{Lack, QueueScan, Wants};
-use super::turn::{ANSWER_UNITS, Budget, COMMAND_UNITS, write_units};
-use super::{
-    Access, Acquire, Change, CommandError, Extend, Key, Keyspace, Kind, Mode, Node, Now, Reply,
-    Token,
-};
+use super::queues::QueueScan;
+use super::turn::{Budget, COMMAND_UNITS};
+use super::{Change, CommandError, Extend, Keyspace, Kind, Mode, Node, Now, Reply, Token};
 use crate::Fence;
 
-pub(super) struct SharedKey<'k, K: Keyspace> {
-    pub(super) db: u32,
-    pub(super) hash: u64,
-    pub(super) name: &'k K::Name,
-    pub(super) entry: &'k mut K::Entry,
-    pub(super) state: KeyState,
-}
-
 impl Node {
-    /// Acquires a shared lock. A newcomer comes after each older waiter that needs no other key.
-    pub(super) fn acquire_shared<K: Keyspace>(
-        &mut self,
-        now: Now,
-        acquire: &Acquire<'_, K::Name>,
-        keyspace: &mut K,
-    ) -> Result<Reply, CommandError> {
-        let &Acquire { db, keys, token, ttl, owner, .. } = acquire;
-        let [name] = keys else { return Err(CommandError::SeveralShared) };
-        self.admit(now, acquire)?;
-        let hash = self.leases.hash(db, name.as_ref());
-        if let Some(fence) = self.ask_again(now, acquire, hash, keyspace)? {
-            return Ok(Reply::Granted(fence));
-        }
-        let (state, mut entry) = self.open_key(now, (hash, db), name, Access::Write, keyspace);
-        if state == KeyState::WrongType {
-            return Err(CommandError::WrongType);
-        }
-        let joined = self.shared_lease(state);
-        let lack = if joined.is_some() { None } else { self.lack(now, state, keyspace, &entry) };
-        let rank = self.rank(acquire, &[hash])?;
-        let place = place_in_line(acquire, rank.as_ref(), keyspace);
-        let mut budget = Budget::units(COMMAND_UNITS);
-        let lack = lack.or_else(|| {
-            let key = (hash, db, name.as_ref());
-            let is_behind = self.is_behind_in_line(now, key, place, &mut budget);
-            let passes = is_broken(NodeRule::SharedPassesQueue);
-            (is_behind && !passes).then_some(Lack::Behind)
-        });
-        if joined.is_some_and(|lease| self.still_shares(now, lease, token.as_ref())) {
-            // The client would wait for its own lock.
-            self.stats.refusals += 1;
-            return Ok(Reply::Refused);
-        }
-        if matches!(state, KeyState::Held { .. }) && is_broken(NodeRule::SharedBesideExclusive) {
-            return Ok(Reply::Granted(acquire.fence.unwrap_or_default()));
-        }
-        if lack.is_none() {
-            self.leave_line(acquire, &[hash]);
-            let mut key = SharedKey { db, hash, name, entry: &mut entry, state };
-            let ticket = rank.map(|rank| rank.ticket);
-            let terms = Terms { token, owner, ttl, ticket };
-            return self.grant_shared(now, &mut key, &terms, keyspace).map(Reply::Granted);
-        }
-        self.wait_or_refuse(now, acquire, Wants::All, rank, &[hash], &[lack], keyspace)
-    }
-
     /// The lease of a shared lock that another client may join.
     pub(super) fn shared_lease(&self, state: KeyState) -> Option<u32> {
         let KeyState::Held { lease, .. } = state else { return None };
@@ -87,7 +29,7 @@ impl Node {
 
     /// Removes the holder with this token if its deadline has passed. Returns whether the token
     /// still shares the lock.
-    fn still_shares(&mut self, now: Now, lease: u32, token: &[u8]) -> bool {
+    pub(super) fn still_shares(&mut self, now: Now, lease: u32, token: &[u8]) -> bool {
         if self.live_holder(now, lease, token).is_some() {
             return true;
         }
@@ -99,55 +41,24 @@ impl Node {
         false
     }
 
-    /// Grants a shared lock of a key that is free or already shared.
-    ///
-    /// # Errors
-    /// If the server refuses the mirror of a key that was free. Then nothing is granted.
-    pub(super) fn grant_shared<K: Keyspace>(
+    /// Adds a holder to a shared lock, and returns the holder's fence.
+    pub(super) fn join<K: Keyspace>(
         &mut self,
         now: Now,
-        key: &mut SharedKey<'_, K>,
+        lease: u32,
+        (name, entry): (&K::Name, &mut K::Entry),
         terms: &Terms<'_, K::Name>,
         keyspace: &mut K,
-    ) -> Result<Fence, CommandError> {
-        let &Terms { token, owner, ttl, ticket: proposed } = terms;
-        let ticket = proposed.unwrap_or_default();
-        let (granted, deadline) = (now.monotonic, now.monotonic.plus_us(ttl.us()));
-        let (db, token_bytes) = (key.db, token.as_ref());
-        let holder =
-            |fence| NewLock { db, token: token_bytes, owner, fence, ticket, granted, deadline };
-        if let Some(lease) = self.shared_lease(key.state) {
-            let group = self.leases.group(lease).expect("a shared lock has holders");
-            let floor = self.leases.holders().floor(group);
-            let fence = self.fences.next_shared(key.hash, proposed, floor, now.wall_us);
-            let old = self.leases.get(lease).deadline;
-            self.leases.join(lease, &holder(fence));
-            self.stats.grants += 1;
-            self.follow_last_deadline(now, lease, old, key.name, key.entry, keyspace);
-            return Ok(fence);
-        }
-        if let KeyState::Ended { lease, .. } = key.state {
-            // The grant overwrites its mirror.
-            self.end_by_deadline(lease);
-        }
-        let value = if is_broken(NodeRule::MirrorNamesHolder) {
-            keyspace.name(token_bytes)
-        } else {
-            keyspace.random_value()
-        };
-        let expires_at_ms = now.wall_ms_after(ttl.us());
-        if keyspace.set(key.entry, &value, expires_at_ms).is_err() {
-            if matches!(key.state, KeyState::Ended { mirrored: true, .. }) {
-                self.publish(keyspace, key.name, Change::Delete);
-            }
-            return Err(CommandError::NotWritten);
-        }
-        let floor = self.fences.floor(key.hash);
-        let fence = self.fences.next_shared(key.hash, proposed, floor, now.wall_us);
-        let lease = self.insert(&[key.hash], std::iter::once(key.name.as_ref()), &holder(fence));
-        self.leases.share(lease, value.as_ref(), floor);
-        self.publish(keyspace, key.name, Change::Set { value: &value, expires_at_ms });
-        Ok(fence)
+    ) -> Fence {
+        let group = self.leases.group(lease).expect("a shared lock has holders");
+        let floor = self.leases.holders().floor(group);
+        let held = self.leases.get(lease);
+        let (db, hash, old_deadline) = (held.db, held.hash(), held.deadline);
+        let fence = self.fences.next_shared(hash, terms.ticket, floor, now.wall_us);
+        self.leases.join(lease, &terms.lock(now, db, fence));
+        self.stats.grants += 1;
+        self.follow_last_deadline(now, lease, old_deadline, name, entry, keyspace);
+        fence
     }
 
     /// Moves the expiry of a shared lock's mirror to the latest deadline of its holders.
@@ -196,33 +107,6 @@ impl Node {
             QueueScan::Found(place) => self.queues.unless_kept(queue, place, now.monotonic, budget),
             other => other,
         }
-    }
-
-    /// Grants a waiter a shared lock, or refuses it if its token already holds the lock.
-    /// Returns whether the waiter was granted the lock.
-    pub(super) fn grant_shared_waiter<K: Keyspace>(
-        &mut self,
-        now: Now,
-        place: u32,
-        key: &mut SharedKey<'_, K>,
-        budget: &mut Budget,
-        keyspace: &mut K,
-    ) -> bool {
-        budget.spend(ANSWER_UNITS);
-        self.spend_on_leaving(place, budget);
-        budget.spend(write_units(key.name.as_ref()));
-        let waiter = self.queues.remove(place);
-        let joined = self.shared_lease(key.state);
-        if joined.is_some_and(|lease| self.still_shares(now, lease, &waiter.rank.token)) {
-            self.answers.refuse(waiter.blocked_id, None, keyspace);
-            return false;
-        }
-        let (db, key_bytes) = (key.db, Key::from_slice(key.name.as_ref()));
-        let name = keyspace.name(&waiter.rank.token);
-        let (owner, ttl, ticket) = (waiter.owner.as_deref(), waiter.ttl, waiter.proposed());
-        let terms = Terms { token: &name, owner, ttl, ticket };
-        let granted = self.grant_shared(now, key, &terms, keyspace);
-        self.answer_granted(now, waiter, db, key_bytes, granted, keyspace)
     }
 
     /// Removes a holder that releases a shared lock. Returns whether the lease ended with it.

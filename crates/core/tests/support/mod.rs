@@ -8,7 +8,7 @@ pub(crate) mod scripted;
 use quorlock_core::node::memory_server::{self, Name, Value};
 use quorlock_core::node::{
     self, Acquire, BlockedId, Command, CommandError, Extend, Inspect, KeyEvent, Mode, Monotonic,
-    Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, WaitReply,
+    Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, WaitReply, Wants,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -24,10 +24,8 @@ pub(crate) struct Server {
     pub(crate) answers: Vec<(BlockedId, WaitReply)>,
 }
 
-/// How long a client waits for a lock, with its ticket, and whether it shares the lock.
+/// Whether a client shares the lock, its ticket, and how long it waits.
 type Terms = (Mode, Option<Fence>, u64);
-
-type AcquireCommand = for<'a> fn(Acquire<'a, Name>) -> Command<'a, Name>;
 
 pub(crate) fn settings(rejoin_delay_ms: u64) -> Settings {
     Settings {
@@ -60,6 +58,15 @@ fn names(keys: &[&[u8]]) -> Vec<Name> {
     keys.iter().map(|key| Name::from_slice(key)).collect()
 }
 
+/// The fence of a grant without a wait; `None` if the node refused.
+fn granted(reply: Result<Reply, CommandError>) -> Option<Fence> {
+    match reply {
+        Ok(Reply::Granted(fence)) => Some(fence),
+        Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
+        other => unreachable!("there is no ticket, and all values are strings: {other:?}"),
+    }
+}
+
 impl Server {
     pub(crate) fn new() -> Self {
         Self::that_rejoins_after_ms(0)
@@ -80,7 +87,7 @@ impl Server {
     /// A server on which this token holds these keys.
     pub(crate) fn with_lock(keys: &[&[u8]], token: &[u8], ttl_ms: u64) -> Self {
         let mut server = Self::new();
-        server.acquire_all(keys, token, ttl_ms, None).unwrap();
+        server.acquire_all(keys, token, ttl_ms).unwrap();
         server
     }
 
@@ -188,14 +195,8 @@ impl Server {
         granted.map(|&(blocked_id, _)| blocked_id).collect()
     }
 
-    pub(crate) fn acquire(
-        &mut self,
-        key: &[u8],
-        token: &[u8],
-        ttl_ms: u64,
-        fence: Option<Fence>,
-    ) -> Option<Fence> {
-        self.acquire_as(Mode::Exclusive, &[key], token, ttl_ms, fence)
+    pub(crate) fn acquire(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> Option<Fence> {
+        self.acquire_all(&[key], token, ttl_ms)
     }
 
     /// ACQUIRE of one key, or MACQUIRE of several keys in this order.
@@ -204,9 +205,9 @@ impl Server {
         keys: &[&[u8]],
         token: &[u8],
         ttl_ms: u64,
-        fence: Option<Fence>,
     ) -> Option<Fence> {
-        self.acquire_as(Mode::Exclusive, keys, token, ttl_ms, fence)
+        let terms = (Mode::Exclusive, None, 0);
+        granted(self.execute_acquire(Wants::All, keys, token, ttl_ms, terms))
     }
 
     pub(crate) fn acquire_shared(
@@ -214,82 +215,36 @@ impl Server {
         key: &[u8],
         token: &[u8],
         ttl_ms: u64,
-        fence: Option<Fence>,
     ) -> Option<Fence> {
-        self.acquire_as(Mode::Shared, &[key], token, ttl_ms, fence)
+        granted(self.execute_acquire(Wants::All, &[key], token, ttl_ms, (Mode::Shared, None, 0)))
     }
 
-    /// ACQUIRE or MACQUIRE. Returns `None` if the node refuses, abstains or rejects the ticket.
-    fn acquire_as(
-        &mut self,
-        mode: Mode,
-        keys: &[&[u8]],
-        token: &[u8],
-        ttl_ms: u64,
-        fence: Option<Fence>,
-    ) -> Option<Fence> {
-        match self.execute_acquire(keys, token, ttl_ms, (mode, fence, 0)) {
-            Ok(Reply::Granted(fence)) => Some(fence),
-            Ok(Reply::Refused)
-            | Err(
-                CommandError::Held { .. }
-                | CommandError::Abstaining { .. }
-                | CommandError::TicketTooFarAhead { .. },
-            ) => None,
-            other => unreachable!("there is no WAIT, and all values are strings: {other:?}"),
-        }
-    }
-
-    /// ACQUIRE or MACQUIRE of a client that waits. Returns its id, as the next two methods do.
+    /// A client that waits for all of these keys. Returns its id, as the next two methods do.
     #[track_caller]
-    pub(crate) fn wait_for_all(
-        &mut self,
-        keys: &[&[u8]],
-        token: &[u8],
-        ttl_ms: u64,
-        wait_ms: u64,
-    ) -> BlockedId {
-        self.wait(keys, token, ttl_ms, (Mode::Exclusive, None, wait_ms), |acquire| {
-            Command::Acquire(acquire)
-        })
+    pub(crate) fn wait_for_all(&mut self, keys: &[&[u8]], token: &[u8], wait_ms: u64) -> BlockedId {
+        self.wait(Wants::All, keys, token, Mode::Exclusive, wait_ms)
     }
 
     #[track_caller]
-    pub(crate) fn wait_for_shared(
-        &mut self,
-        key: &[u8],
-        token: &[u8],
-        ttl_ms: u64,
-        wait_ms: u64,
-    ) -> BlockedId {
-        self.wait(&[key], token, ttl_ms, (Mode::Shared, None, wait_ms), |acquire| {
-            Command::Acquire(acquire)
-        })
+    pub(crate) fn wait_for_shared(&mut self, key: &[u8], token: &[u8], wait_ms: u64) -> BlockedId {
+        self.wait(Wants::All, &[key], token, Mode::Shared, wait_ms)
     }
 
     #[track_caller]
-    pub(crate) fn wait_for_any(
-        &mut self,
-        keys: &[&[u8]],
-        token: &[u8],
-        ttl_ms: u64,
-        wait_ms: u64,
-    ) -> BlockedId {
-        self.wait(keys, token, ttl_ms, (Mode::Exclusive, None, wait_ms), |acquire| {
-            Command::AcquireAny(acquire)
-        })
+    pub(crate) fn wait_for_any(&mut self, keys: &[&[u8]], token: &[u8], wait_ms: u64) -> BlockedId {
+        self.wait(Wants::Any, keys, token, Mode::Exclusive, wait_ms)
     }
 
     #[track_caller]
     fn wait(
         &mut self,
+        wants: Wants,
         keys: &[&[u8]],
         token: &[u8],
-        ttl_ms: u64,
-        terms: Terms,
-        command: AcquireCommand,
+        mode: Mode,
+        wait_ms: u64,
     ) -> BlockedId {
-        let reply = self.execute_as(keys, token, ttl_ms, terms, command);
+        let reply = self.execute_acquire(wants, keys, token, MAX_TTL_MS, (mode, None, wait_ms));
         assert_eq!(reply, Ok(Reply::Waits));
         BlockedId(self.blocked_ids)
     }
@@ -304,33 +259,23 @@ impl Server {
         wait_ms: u64,
     ) -> Result<Reply, CommandError> {
         let fence = Some(Fence::new(ticket).unwrap_or_default());
-        self.execute_acquire(keys, token, ttl_ms, (Mode::Exclusive, fence, wait_ms))
+        self.execute_acquire(Wants::All, keys, token, ttl_ms, (Mode::Exclusive, fence, wait_ms))
     }
 
     pub(crate) fn execute_acquire(
         &mut self,
-        keys: &[&[u8]],
-        token: &[u8],
-        ttl_ms: u64,
-        terms: Terms,
-    ) -> Result<Reply, CommandError> {
-        let command: AcquireCommand = |acquire| Command::Acquire(acquire);
-        self.execute_as(keys, token, ttl_ms, terms, command)
-    }
-
-    pub(crate) fn execute_as(
-        &mut self,
+        wants: Wants,
         keys: &[&[u8]],
         token: &[u8],
         ttl_ms: u64,
         (mode, fence, wait_ms): Terms,
-        command: impl for<'a> Fn(Acquire<'a, Name>) -> Command<'a, Name>,
     ) -> Result<Reply, CommandError> {
         let (keys, token) = (&names(keys)[..], &Name::from_slice(token));
         let (db, ttl, owner) = (0, Ttl::from_ms(ttl_ms).unwrap(), None);
         self.blocked_ids += 1;
         self.memory.keys.client = Some(BlockedId(self.blocked_ids));
-        self.execute(&command(Acquire { db, keys, token, ttl, mode, owner, fence, wait_ms }))
+        let acquire = Acquire { db, keys, wants, token, ttl, mode, owner, fence, wait_ms };
+        self.execute(&Command::Acquire(acquire))
     }
 
     pub(crate) fn extend(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> Option<Fence> {

@@ -4,8 +4,8 @@
 
 use quorlock_core::node::memory_server::{Name, Server, Value};
 use quorlock_core::node::{
-    self, BlockedId, Holder, Inspected, KeyBytes, KeyEvent, Listed, Mode, Monotonic,
-    Now, Scanned, ServerEvent, Settings, WaitReply,
+    self, BlockedId, Holder, Inspected, KeyBytes, KeyEvent, Listed, Mode, Monotonic, Now, Scanned,
+    ServerEvent, Settings, WaitReply, Wants,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -197,13 +197,12 @@ impl Model {
             ttl.unwrap_or_else(|error| panic!("{error}"))
         };
         let acquire = || {
-            let owner = lock.owner.map(str::as_bytes);
-            let (ttl, wait_ms) = (ttl(), lock.wait_ms.unwrap_or(0));
-            node::Acquire { db, keys, token, ttl, mode, owner, fence, wait_ms }
+            let (owner, wait_ms) = (lock.owner.map(str::as_bytes), lock.wait_ms.unwrap_or(0));
+            let (ttl, wants) = (ttl(), if lock.is_any { Wants::Any } else { Wants::All });
+            node::Acquire { db, keys, wants, token, ttl, mode, owner, fence, wait_ms }
         };
         let pattern = lock.pattern.and_then(|pattern| node::Pattern::new(pattern.as_bytes()));
         let command = match lock.name {
-            "ACQUIRE" if lock.is_any => node::Command::AcquireAny(acquire()),
             "ACQUIRE" => node::Command::Acquire(acquire()),
             "EXTEND" => {
                 let (ttl, new_token) = (ttl(), new_token.as_ref());

@@ -7,7 +7,7 @@ use quorlock_core::Ttl;
 use quorlock_core::client::{Command, Mode, NodeError, Response, Token};
 use quorlock_core::node::memory_server::{Name, Server};
 use quorlock_core::node::{
-    self, BlockedId, CommandError, FenceError, Now, Reply, Settings, WaitReply,
+    self, BlockedId, CommandError, FenceError, Now, Reply, Settings, WaitReply, Wants,
 };
 use std::time::Duration;
 
@@ -409,10 +409,12 @@ impl World {
                     Command::AcquireAny { .. } => (None, true),
                     _ => (None, false),
                 };
+                let wants = if is_any { Wants::Any } else { Wants::All };
                 host.server.keys.client = wait.map(|_| blocked_id);
                 let acquire = node::Acquire {
                     db,
                     keys: &names,
+                    wants,
                     token: &token,
                     ttl,
                     mode,
@@ -421,13 +423,8 @@ impl World {
                     wait_ms: u64::try_from(wait.unwrap_or_default().as_millis())
                         .unwrap_or(u64::MAX),
                 };
-                let command = if is_any {
-                    node::Command::AcquireAny(acquire)
-                } else {
-                    node::Command::Acquire(acquire)
-                };
                 let waited = Duration::ZERO;
-                match host.server.execute(now, &command) {
+                match host.server.execute(now, &node::Command::Acquire(acquire)) {
                     Ok(Reply::Granted(fence)) => {
                         self.claim_lease(node, &keys, holder, ttl, now);
                         Some(match wait {
