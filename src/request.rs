@@ -26,11 +26,24 @@ pub(crate) struct KeysAndToken<'a> {
 /// The keys of a command. A single key needs no memory of its own.
 type Names<'a> = SmallVec<[Name<'a>; 1]>;
 
-/// The arguments from the index `from` on; in commands with a token, those after the token.
+/// The arguments that are not parsed yet; in commands with a token, those after the token.
 #[derive(Clone, Copy)]
 pub(crate) struct Rest<'a> {
     args: Args<'a>,
     from: usize,
+}
+
+impl<'a> Rest<'a> {
+    fn next(&mut self) -> Option<Arg<'a>> {
+        let next = self.args.get(self.from)?;
+        self.from += 1;
+        Some(next)
+    }
+
+    /// The next argument, which a client must not leave out.
+    fn required(&mut self) -> Result<Arg<'a>, CommandError> {
+        self.next().ok_or(CommandError::Arity)
+    }
 }
 
 /// Each command takes only some of these options.
@@ -139,22 +152,20 @@ pub(crate) fn extend_terms(rest: Rest<'_>, keys: Keys) -> Result<(Ttl, Options<'
 ///
 /// A lock of several keys, or of any of several, is exclusive.
 fn ttl_and_options<'a>(
-    rest: Rest<'a>,
+    mut rest: Rest<'a>,
     keys: Keys,
     mut take: impl FnMut(&mut Options<'a>, &[u8], Arg<'a>) -> Result<(), CommandError>,
 ) -> Result<(Ttl, Options<'a>), CommandError> {
-    let ms = integer(rest.args.get(rest.from).ok_or(CommandError::Arity)?)?;
+    let ms = integer(rest.required()?)?;
     let ttl = Ttl::from_ms_up_to(u64::try_from(ms).unwrap_or(0), module::max_ttl().ms())?;
-    let mut options = Options::default();
-    let mut mode = None;
-    let take_shared = |name: &[u8]| -> Result<bool, CommandError> {
-        let is_shared = name.eq_ignore_ascii_case(b"SHARED");
-        if is_shared {
+    let (mut options, mut mode) = (Options::default(), None);
+    while let Some(name) = rest.next() {
+        if name.as_bytes().eq_ignore_ascii_case(b"SHARED") {
             set_once(&mut mode, Mode::Shared)?;
+        } else {
+            take(&mut options, name.as_bytes(), rest.required()?)?;
         }
-        Ok(is_shared)
-    };
-    each_option(rest, take_shared, |name, value| take(&mut options, name, value))?;
+    }
     options.mode = mode.unwrap_or_default();
     if keys != Keys::First && options.mode == Mode::Shared {
         return Err(node::CommandError::SeveralShared.into());
@@ -163,8 +174,8 @@ fn ttl_and_options<'a>(
 }
 
 /// Checks that nothing follows the token.
-pub(crate) fn no_terms(Rest { args, from }: Rest<'_>) -> Result<(), CommandError> {
-    if args.len() > from { Err(CommandError::Arity) } else { Ok(()) }
+pub(crate) fn no_terms(mut rest: Rest<'_>) -> Result<(), CommandError> {
+    if rest.next().is_some() { Err(CommandError::Arity) } else { Ok(()) }
 }
 
 /// Parses `command key [NOW]`. Returns whether NOW is given.
@@ -188,54 +199,28 @@ pub(crate) struct ScanTerms {
 const COUNT_DEFAULT: u32 = 10;
 
 pub(crate) fn scan_terms(args: Args<'_>) -> Result<ScanTerms, CommandError> {
-    let cursor = args.get(1).ok_or(CommandError::Arity)?;
-    let cursor = cursor.to_integer().and_then(|cursor| u64::try_from(cursor).ok());
+    let mut rest = Rest { args, from: 1 };
+    let cursor = rest.required()?.to_integer().and_then(|cursor| u64::try_from(cursor).ok());
     let cursor = cursor.ok_or(CommandError::Cursor)?;
     let (mut pattern, mut count) = (None, None);
-    each_option(
-        Rest { args, from: 1 },
-        |_| Ok(false),
-        |name, value| {
-            if name.eq_ignore_ascii_case(b"MATCH") {
-                let new = Pattern::new(value.as_bytes()).ok_or(CommandError::PatternLength)?;
-                set_once(&mut pattern, new)
-            } else if name.eq_ignore_ascii_case(b"COUNT") {
-                set_once(&mut count, checked_count(value)?)
-            } else {
-                Err(CommandError::UnknownOption {
-                    after: "cursor",
-                    allowed: "MATCH pattern and COUNT n",
-                })
-            }
-        },
-    )?;
+    while let Some(name) = rest.next() {
+        let (name, value) = (name.as_bytes(), rest.required()?);
+        if name.eq_ignore_ascii_case(b"MATCH") {
+            let new = Pattern::new(value.as_bytes()).ok_or(CommandError::PatternLength)?;
+            set_once(&mut pattern, new)?;
+        } else if name.eq_ignore_ascii_case(b"COUNT") {
+            set_once(&mut count, checked_count(value)?)?;
+        } else {
+            let allowed = "MATCH pattern and COUNT n";
+            return Err(CommandError::UnknownOption { after: "cursor", allowed });
+        }
+    }
     Ok(ScanTerms { cursor, pattern, count: count.unwrap_or(COUNT_DEFAULT) })
 }
 
 fn checked_count(count: Arg<'_>) -> Result<u32, CommandError> {
     let count = u32::try_from(integer(count)?).ok();
     count.filter(|count| (1..=SCAN_COUNT_MAX).contains(count)).ok_or(CommandError::CountRange)
-}
-
-/// Parses the options that follow the argument at `from`.
-///
-/// Passes each name to `flag`. If `flag` returns false, passes the name and its value to `take`.
-fn each_option<'a>(
-    Rest { args, from }: Rest<'a>,
-    mut flag: impl FnMut(&[u8]) -> Result<bool, CommandError>,
-    mut take: impl FnMut(&[u8], Arg<'a>) -> Result<(), CommandError>,
-) -> Result<(), CommandError> {
-    let mut index = from + 1;
-    while let Some(name) = args.get(index) {
-        if flag(name.as_bytes())? {
-            index += 1;
-            continue;
-        }
-        let value = args.get(index + 1).ok_or(CommandError::Arity)?;
-        take(name.as_bytes(), value)?;
-        index += 2;
-    }
-    Ok(())
 }
 
 fn set_once<T>(place: &mut Option<T>, value: T) -> Result<(), CommandError> {
