@@ -150,16 +150,16 @@ unsafe fn handle(ctx: &Ctx<'_>, event: u64, subevent: u64, data: *mut c_void) {
             return server_events::handle_and_log(ctx, ServerEvent::Promoted);
         }
         (raw::REDISMODULE_EVENT_PERSISTENCE, _) => ServerEvent::Saves,
-        (raw::REDISMODULE_EVENT_FORK_CHILD, _) => ServerEvent::Forked,
         (
             raw::REDISMODULE_EVENT_LOADING,
             raw::REDISMODULE_SUBEVENT_LOADING_ENDED | raw::REDISMODULE_SUBEVENT_LOADING_FAILED,
         ) => ServerEvent::LoadingEnds,
         (raw::REDISMODULE_EVENT_LOADING, _) => ServerEvent::LoadingBegins,
-        (
+        (raw::REDISMODULE_EVENT_FORK_CHILD, _)
+        | (
             raw::REDISMODULE_EVENT_REPLICA_CHANGE,
             raw::REDISMODULE_SUBEVENT_REPLICA_CHANGE_ONLINE,
-        ) => ServerEvent::ReplicaOnline,
+        ) => ServerEvent::ListenersChanged,
         _ => return,
     };
     server_events::handle_event(event);
@@ -215,7 +215,7 @@ unsafe fn handle_config_change(change: *mut raw::RedisModuleConfigChange) {
             | b"min-slaves-max-lag" => {
                 module::with(|state| state.read_write_conditions = true);
             }
-            b"appendonly" => server_events::handle_event(ServerEvent::AppendOnlyFileSwitched),
+            b"appendonly" => server_events::handle_event(ServerEvent::ListenersChanged),
             _ => {}
         }
     }

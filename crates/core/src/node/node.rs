@@ -8,7 +8,7 @@ use super::fence_counters::FenceCounters;
 use super::leases::Leases;
 use super::propagation::Propagation;
 use super::queues::Queues;
-use super::server_events::Flushed;
+use super::server_events::Flush;
 use super::turn::{Budget, COMMAND_UNITS};
 use super::{Access, Command, CommandError, Keyspace, Monotonic, Now, Reason, Reply, Settings};
 use crate::Ttl;
@@ -30,7 +30,7 @@ pub struct Node {
     pub(super) abstention: Abstention,
     pub(super) propagation: Propagation,
     /// A FLUSH of unknown origin: by an operator, or by a server that is about to load its data.
-    pub(super) flushed: Option<Flushed>,
+    pub(super) flushed: Option<Flush>,
     pub(super) loading: bool,
     /// When to check again whether the server has resumed writes; `None` unless it paused them.
     pub(super) pause_check_at: Option<Monotonic>,

@@ -32,12 +32,9 @@ pub enum ServerEvent {
     ///
     /// The last grants of its old master may not have reached it.
     Promoted,
-    /// The server forked, perhaps for a new replica or for an append-only file.
-    Forked,
-    /// An operator switched the append-only file on or off.
-    AppendOnlyFileSwitched,
-    /// A replica came online, after a full or a partial resynchronization.
-    ReplicaOnline,
+    /// The [`Listeners`](super::Listeners) may have changed: the server forked, a replica came
+    /// online, or an operator switched the append-only file on or off.
+    ListenersChanged,
     /// Another module was loaded.
     ModuleLoaded,
     /// A client that waited is gone.
@@ -82,10 +79,10 @@ pub enum KeyEvent {
     },
 }
 
+/// A FLUSH of one database, or of all of them.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Flushed {
-    Database(u32),
-    All,
+pub(super) struct Flush {
+    db: Option<u32>,
 }
 
 /// How soon to write an evicted mirror again, in microseconds.
@@ -134,11 +131,7 @@ impl Node {
                 self.abstain(now, Reason::Promotion);
                 self.propagation.doubt();
             }
-            ServerEvent::Forked
-            | ServerEvent::ReplicaOnline
-            | ServerEvent::AppendOnlyFileSwitched => {
-                self.propagation.doubt();
-            }
+            ServerEvent::ListenersChanged => self.propagation.doubt(),
             ServerEvent::ModuleLoaded => self.propagation.add_other_module(),
             ServerEvent::Disconnected(blocked_id) => {
                 let _ = self.disconnect(blocked_id);
@@ -220,17 +213,14 @@ impl Node {
         if !self.loading {
             // Only the last of several flushes can come from a server that is about to load.
             self.settle_flush();
-            self.flushed = Some(db.map_or(Flushed::All, Flushed::Database));
+            self.flushed = Some(Flush { db });
         }
     }
 
     /// Ends the leases of emptied databases, now that an operator is known to have emptied them.
     pub(super) fn settle_flush(&mut self) {
-        let Some(flushed) = self.flushed.take() else { return };
-        self.leases.end_all(match flushed {
-            Flushed::Database(db) => Some(db),
-            Flushed::All => None,
-        });
+        let Some(Flush { db }) = self.flushed.take() else { return };
+        self.leases.end_all(db);
         self.queues.check_all();
     }
 
