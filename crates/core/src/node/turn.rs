@@ -3,7 +3,7 @@
 use super::key_state::KeyState;
 use super::leases::MirrorState;
 use super::wheel::Step;
-use super::{Access, BlockedId, Change, Keyspace, Kind, Monotonic, Node, Now, Reason, Release};
+use super::{Access, Change, Keyspace, Kind, Monotonic, Node, Now, Reason, Release};
 
 /// How much work a turn of the server's loop, or a command, may still do.
 ///
@@ -51,22 +51,10 @@ pub(super) const CLOCK_NOISE_US: u64 = 20_000;
 /// What [`Node::next_job`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
-    /// Refused a waiter.
-    Refused(BlockedId),
-    /// Released a lock whose new holder had disconnected.
-    Released,
-    /// Checked a key with waiters; true if it was handed over.
-    HandedOver(bool),
-    /// Removed a lease that had ended.
-    Removed,
-    /// Checked a mirror, or wrote it again.
-    Mirrored,
-    /// Did a step of bookkeeping.
-    Tidied,
-    /// Read the server's report on its listeners.
-    Checked,
     /// Ended an abstention, which had this reason.
     Rejoined(Reason),
+    /// Did any other piece of work.
+    Done,
 }
 
 impl Budget {
@@ -152,22 +140,21 @@ impl Node {
             let release = Release { db: grant.db, keys: std::slice::from_ref(&key), token: &token };
             // If the token no longer holds the key, nothing is left to release.
             let _ = self.release(now, &release, budget, keyspace);
-            return Some(Job::Released);
+            return Some(Job::Done);
         }
         if let Some((at, place)) = self.queues.next_impatient()
             && at <= now.monotonic
         {
             self.spend_on_leaving(place, budget);
             self.queues.keep_keys(place);
-            return Some(Job::Tidied);
+            return Some(Job::Done);
         }
         if let Some((at, queue)) = self.queues.next_check()
             && at <= now.monotonic
         {
             budget.spend(write_units(self.queues.key(queue).2));
-            let handed_over =
-                budget.for_job(|budget| self.hand_over(now, queue, None, budget, keyspace));
-            return Some(Job::HandedOver(handed_over));
+            budget.for_job(|budget| self.hand_over(now, queue, None, budget, keyspace));
+            return Some(Job::Done);
         }
         let job = self.attend(now, budget, keyspace).or_else(|| self.sweep(budget));
         if job.is_some() {
@@ -182,7 +169,7 @@ impl Node {
         // A replica's own replicas receive what its master sends.
         if !self.abstention.is_replica && self.propagation.begin_check(now.monotonic) {
             self.propagation.learn(keyspace.listeners());
-            return Some(Job::Checked);
+            return Some(Job::Done);
         }
         None
     }
@@ -211,7 +198,7 @@ impl Node {
         budget.spend(ANSWER_UNITS);
         let error = self.abstention_error(now.monotonic).or(refusal);
         self.answers.refuse(blocked_id, error, keyspace);
-        Some(Job::Refused(blocked_id))
+        Some(Job::Done)
     }
 
     /// Spends the cost of removing a waiter from all its queues.
@@ -230,20 +217,20 @@ impl Node {
             Step::Idle => return None,
             Step::Sorted => {
                 budget.spend(STEP_UNITS);
-                return Some(Job::Tidied);
+                return Some(Job::Done);
             }
             Step::Due(lease) => lease,
         };
         if self.leases.is_stale(self.leases.get(lease)) {
             self.spend_on_end(lease, budget);
             self.end_by_operator(lease);
-            return Some(Job::Tidied);
+            return Some(Job::Done);
         }
         if let Some(holder) = self.leases.ended_holder(lease, now.monotonic) {
             budget.spend(STEP_UNITS);
             self.stats.ended_by_deadline += 1;
             self.leases.leave(lease, holder);
-            return Some(Job::Tidied);
+            return Some(Job::Done);
         }
         let is_live = now.monotonic < self.leases.get(lease).deadline;
         if is_live
@@ -252,7 +239,7 @@ impl Node {
         {
             budget.spend(STEP_UNITS);
             self.rewrite_mirror_later(now, lease);
-            return Some(Job::Tidied);
+            return Some(Job::Done);
         }
         budget.spend(write_units(&self.leases.get(lease).key));
         self.spend_on_end(lease, budget);
@@ -268,14 +255,13 @@ impl Node {
                     let change = if expired { Change::Expired } else { Change::Delete };
                     self.publish(keyspace, &name, change);
                 }
-                Some(Job::Removed)
             }
             KeyState::Held { lease, mirrored: false } => {
                 self.rewrite_mirror(now, lease, &name, &mut entry, keyspace);
-                Some(Job::Mirrored)
             }
-            _ => Some(Job::Mirrored),
+            _ => {}
         }
+        Some(Job::Done)
     }
 
     /// Spends the cost of ending a lease, which also ends the lock on its other keys.
@@ -317,12 +303,12 @@ impl Node {
         if self.queues.is_sweeping() {
             let queues = units(self.queues.sweep(SWEEP_SLOTS));
             budget.spend(STEP_UNITS.saturating_mul(1 + queues));
-            return Some(Job::Tidied);
+            return Some(Job::Done);
         }
         if self.leases.is_doubting() {
             budget.spend(STEP_UNITS);
             self.leases.doubt_next(SWEEP_SLOTS);
-            return Some(Job::Tidied);
+            return Some(Job::Done);
         }
         if !self.leases.is_sweeping() {
             return None;
@@ -332,7 +318,7 @@ impl Node {
             self.spend_on_end(lease, budget);
             self.end_by_operator(lease);
         }
-        Some(Job::Tidied)
+        Some(Job::Done)
     }
 
     /// When to call [`Node::next_job`] next, unless a command or an event comes first.

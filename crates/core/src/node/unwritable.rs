@@ -1,5 +1,3 @@
-use std::fmt;
-
 /// Why a server refuses or delays writes, and with them every request for a lock.
 ///
 /// The server answers before the module is asked, so the node itself neither votes nor abstains.
@@ -83,12 +81,6 @@ impl Default for WriteConditions {
     /// The server's own defaults.
     fn default() -> Self {
         Self { needs_save: true, min_replicas: 0 }
-    }
-}
-
-impl fmt::Display for Unwritable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
     }
 }
 
