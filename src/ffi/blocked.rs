@@ -15,13 +15,17 @@ use crate::{commands, module, server_events};
 #[derive(Default)]
 pub(crate) struct Blocked {
     /// Clients that are not unblocked yet.
-    handles: BTreeMap<BlockedId, NonNull<raw::RedisModuleBlockedClient>>,
+    waiting: BTreeMap<BlockedId, Waiting>,
     /// The clients about which the server may still call back, by the addresses of their handles.
     ///
     /// The server reuses the address of a client that is gone. An id is never reused.
     ids_by_handle: BTreeMap<usize, BlockedId>,
-    client_ids: BTreeMap<BlockedId, u64>,
     last_id: u64,
+}
+
+struct Waiting {
+    handle: NonNull<raw::RedisModuleBlockedClient>,
+    client_id: u64,
 }
 
 static BLOCKED: MainThread<RefCell<Option<Blocked>>> = MainThread::new(RefCell::new(None));
@@ -47,28 +51,27 @@ impl Blocked {
             handle
         };
         // SAFETY: a live context of a command.
-        let id = unsafe { api!(RedisModule_GetClientId(ctx.as_ptr())) };
+        let client_id = unsafe { api!(RedisModule_GetClientId(ctx.as_ptr())) };
         Some(with_blocked(|blocked| {
             blocked.last_id += 1;
             let blocked_id = BlockedId(blocked.last_id);
-            blocked.handles.insert(blocked_id, handle);
+            blocked.waiting.insert(blocked_id, Waiting { handle, client_id });
             blocked.ids_by_handle.insert(handle.addr().get(), blocked_id);
-            blocked.client_ids.insert(blocked_id, id);
             blocked_id
         }))
     }
 
     /// The server's ID of a client that waits; `None` if its wait is over.
     pub(crate) fn client_id(blocked_id: BlockedId) -> Option<u64> {
-        with_blocked(|blocked| blocked.client_ids.get(&blocked_id).copied())
+        with_blocked(|blocked| blocked.waiting.get(&blocked_id).map(|waiting| waiting.client_id))
     }
 
     /// Unblocks a client. The server then calls [`commands::reply_unblocked`].
     ///
     /// Does nothing if the client is gone or already unblocked.
     pub(crate) fn unblock(blocked_id: BlockedId) {
-        let handle = with_blocked(|blocked| blocked.handles.remove(&blocked_id));
-        if let Some(handle) = handle {
+        let waiting = with_blocked(|blocked| blocked.waiting.remove(&blocked_id));
+        if let Some(Waiting { handle, .. }) = waiting {
             // SAFETY: a client that was blocked and not unblocked yet, since it was in the map;
             // there is no private data.
             unsafe { api!(RedisModule_UnblockClient(handle.as_ptr(), std::ptr::null_mut())) };
@@ -78,11 +81,7 @@ impl Blocked {
 
 /// Removes the id of a client at the server's last callback about it.
 fn take_blocked_id(handle: *mut raw::RedisModuleBlockedClient) -> Option<BlockedId> {
-    with_blocked(|blocked| {
-        let blocked_id = blocked.ids_by_handle.remove(&handle.addr())?;
-        blocked.client_ids.remove(&blocked_id);
-        Some(blocked_id)
-    })
+    with_blocked(|blocked| blocked.ids_by_handle.remove(&handle.addr()))
 }
 
 /// Removes the id of the client for which the server made this context.
