@@ -3,8 +3,10 @@
 
 use std::ffi::CStr;
 
+use redis_module::commands::KeySpecFlags;
+
 use crate::commands;
-use crate::ffi::command::{ArgKind, ArgSpec, Command, KeyFlags, Keys, Users};
+use crate::ffi::command::{ArgKind, ArgSpec, Command, Keys, Users};
 
 const LOGARITHMIC: &CStr = c"O(1) without waiters, O(log N) with N waiting clients";
 const FOR_EACH_KEY: &CStr = c"O(K) for K keys without waiters, O(K log N) with N waiting clients";
@@ -115,7 +117,7 @@ const ACQUIRE: Command = Command {
     since: SINCE,
     arity: -4,
     keys: Keys::First,
-    key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::INSERT),
+    key_flags: KeySpecFlags::READ_WRITE.union(KeySpecFlags::ACCESS).union(KeySpecFlags::INSERT),
     has_token: true,
     users: Users::Programs,
     args: &[KEY, TOKEN, TTL, SHARED, WAIT, TICKET, OWNER],
@@ -149,7 +151,7 @@ const EXTEND: Command = Command {
     run: commands::extend,
     flags: c"write fast",
     summary: c"Extends a held lock. Returns its fence, or nil if the token does not hold it",
-    key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
+    key_flags: KeySpecFlags::READ_WRITE.union(KeySpecFlags::ACCESS).union(KeySpecFlags::UPDATE),
     args: &[KEY, TOKEN, TTL, MAKE_SHARED, FENCE, NEW_TOKEN],
     ..ACQUIRE
 };
@@ -172,7 +174,7 @@ const RELEASE: Command = Command {
     flags: c"write fast",
     summary: c"Releases a lock. Returns 1 if the token held it, 0 if not; safe to repeat",
     arity: 3,
-    key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::DELETE),
+    key_flags: KeySpecFlags::READ_WRITE.union(KeySpecFlags::ACCESS).union(KeySpecFlags::DELETE),
     args: &[KEY, TOKEN],
     ..ACQUIRE
 };
@@ -211,7 +213,7 @@ const INSPECT: Command = Command {
         c"Describes the holder of a lock, its fence and the time left, but never its token. Returns nil if the key is free",
     complexity: c"O(1)",
     arity: 2,
-    key_flags: KeyFlags::READ_ONLY.union(KeyFlags::ACCESS),
+    key_flags: KeySpecFlags::READ_ONLY.union(KeySpecFlags::ACCESS),
     has_token: false,
     args: &[KEY],
     ..ACQUIRE
@@ -224,7 +226,7 @@ const REVOKE: Command = Command {
     summary: c"Revokes a lock: it can no longer be extended, and ends by its deadline. Returns 1 if there was a lock, 0 if not",
     complexity: FOR_EACH_KEY,
     arity: -2,
-    key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
+    key_flags: KeySpecFlags::READ_WRITE.union(KeySpecFlags::ACCESS).union(KeySpecFlags::UPDATE),
     users: Users::Operators,
     args: &[KEY, NOW],
     ..INSPECT
@@ -237,7 +239,7 @@ const SCAN: Command = Command {
     summary: c"Lists the locks of the selected database, a slice in each call. Returns the next cursor, and for each lock its key and the fields of LOCK.INSPECT",
     complexity: c"O(1) for each call, O(N) for all of N locks",
     keys: Keys::None,
-    key_flags: KeyFlags::empty(),
+    key_flags: KeySpecFlags::empty(),
     args: &[CURSOR, MATCH, COUNT],
     ..REVOKE
 };

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::{io, ptr};
 
-use bitflags::bitflags;
+use redis_module::commands::{BeginSearch, FindKeys, KeySpec, KeySpecFlags};
 use redis_module::raw;
 
 use super::{Ctx, api, entry};
@@ -22,7 +22,8 @@ pub(crate) struct Command {
     /// The number of arguments, including the name; negative if more may follow.
     pub(crate) arity: i32,
     pub(crate) keys: Keys,
-    pub(crate) key_flags: KeyFlags,
+    /// The access of the command to its keys.
+    pub(crate) key_flags: KeySpecFlags,
     /// SLOWLOG and MONITOR must not show tokens: `entry.rs` hides them.
     pub(crate) has_token: bool,
     /// The intended users decide the ACL categories.
@@ -66,20 +67,6 @@ pub(crate) enum ArgKind {
     Pattern,
     /// Only the word of the option.
     Flag,
-}
-
-bitflags! {
-    /// The access of a command to its keys.
-    #[derive(Clone, Copy)]
-    pub(crate) struct KeyFlags: u64 {
-        const READ_ONLY = raw::REDISMODULE_CMD_KEY_RO as u64;
-        const READ_WRITE = raw::REDISMODULE_CMD_KEY_RW as u64;
-        const REMOVE = raw::REDISMODULE_CMD_KEY_RM as u64;
-        const ACCESS = raw::REDISMODULE_CMD_KEY_ACCESS as u64;
-        const UPDATE = raw::REDISMODULE_CMD_KEY_UPDATE as u64;
-        const INSERT = raw::REDISMODULE_CMD_KEY_INSERT as u64;
-        const DELETE = raw::REDISMODULE_CMD_KEY_DELETE as u64;
-    }
 }
 
 /// The ACL category of the commands for programs, on servers to which a module can add one.
@@ -140,7 +127,7 @@ fn describe(ctx: &Ctx<'_>, spec: &Command) -> bool {
     let mut args: Vec<_> = spec.args.iter().map(arg).collect();
     // SAFETY: these are plain C structures; an entry of zeroes ends such a list.
     let (end_of_args, mut key_specs) =
-        unsafe { (std::mem::zeroed(), [key_spec(spec.keys, spec.key_flags), std::mem::zeroed()]) };
+        unsafe { (std::mem::zeroed(), [key_spec(spec.keys, &spec.key_flags), std::mem::zeroed()]) };
     args.push(end_of_args);
     let key_specs = match spec.keys {
         Keys::None => ptr::null_mut(),
@@ -197,30 +184,17 @@ fn arg(spec: &ArgSpec) -> raw::RedisModuleCommandArg {
     }
 }
 
-fn key_spec(keys: Keys, flags: KeyFlags) -> raw::RedisModuleCommandKeySpec {
-    // SAFETY: a plain C structure, whose relevant fields are set below.
-    let mut spec: raw::RedisModuleCommandKeySpec = unsafe { std::mem::zeroed() };
-    spec.flags = flags.bits();
-    spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
-    spec.bs.index.pos = 1;
-    match keys {
-        Keys::First | Keys::None => {
-            spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
-            spec.fk.range = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 {
-                lastkey: 0,
-                keystep: 1,
-                limit: 0,
-            };
-        }
+fn key_spec(keys: Keys, flags: &KeySpecFlags) -> raw::RedisModuleCommandKeySpec {
+    let find_keys = match keys {
+        Keys::First | Keys::None => FindKeys::new_range(0, 1, 0),
         // These indices count from the argument at which the search begins.
-        Keys::Counted => {
-            spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_KEYNUM;
-            spec.fk.keynum = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_2 {
-                keynumidx: 0,
-                firstkey: 1,
-                keystep: 1,
-            };
-        }
-    }
-    spec
+        Keys::Counted => FindKeys::new_keys_num(0, 1, 1),
+    };
+    let flags = KeySpecFlags::from_bits_retain(flags.bits());
+    raw::RedisModuleCommandKeySpec::from(&KeySpec::new(
+        None,
+        flags,
+        BeginSearch::new_index(1),
+        find_keys,
+    ))
 }

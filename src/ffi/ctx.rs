@@ -2,10 +2,10 @@ use std::ffi::{CString, c_void};
 use std::fmt::Display;
 use std::marker::PhantomData;
 
+use redis_module::commands::KeySpecFlags;
 use redis_module::{Context, RedisResult, RedisValue, raw};
 
 use super::api;
-use super::command::KeyFlags;
 
 /// The context of one call from the server.
 pub(crate) struct Ctx<'a> {
@@ -107,7 +107,7 @@ impl Ctx<'_> {
     }
 
     /// Reports to the server that the argument at this position is a key.
-    pub(super) fn report_key_position(&self, index: usize, flags: KeyFlags) {
+    pub(super) fn report_key_position(&self, index: usize, flags: &KeySpecFlags) {
         // SAFETY: a live context, in which the server asks for the keys.
         unsafe {
             api!(RedisModule_KeyAtPosWithFlags(self.ctx, index as i32, flags.bits() as i32));

@@ -157,7 +157,7 @@ fn run(command: &Command, ctx: &Ctx<'_>, args: Args<'_>) {
         let keys = keys.filter(|keys| keys.end <= args.len());
         keys.into_iter()
             .flatten()
-            .for_each(|index| ctx.report_key_position(index, command.key_flags));
+            .for_each(|index| ctx.report_key_position(index, &command.key_flags));
         return;
     }
     let result = guard(|| (command.run)(ctx, command.keys, args));
