@@ -13,18 +13,6 @@ fn enqueue_many(server: &mut Server, keys: &[&[u8]], clients: u32, wait_ms: u64)
 }
 
 #[test]
-fn change_that_is_not_propagated_is_counted() {
-    let mut server = Server::new();
-    server.run_turns();
-    for n in 0..100_u8 {
-        server.acquire(&[n], b"a", 1000).unwrap();
-    }
-    assert_eq!(server.memory.keys.counted, 100);
-    assert!(server.release(&[0], b"a"));
-    assert_eq!(server.memory.keys.counted, 101);
-}
-
-#[test]
 fn timed_out_waiters_delay_no_other_client() {
     let mut server = Server::with_max_waiters(20_000);
     server.acquire(b"k", b"holder", 60_000).unwrap();
@@ -420,24 +408,6 @@ fn inspect_passes_over_a_bounded_number_of_ended_holders() {
     let (turns, most) = count_turns(&mut server);
     assert!(turns >= 5 && most <= 1000, "each holder costs units: {turns} turns, {most} jobs");
     assert_eq!((holders(&mut server), server.node().stats().ended_by_deadline), (1, 5000));
-}
-
-#[test]
-fn shared_locks_that_end_during_a_pause_wait_for_its_end() {
-    let mut server = Server::new();
-    for (token, ttl_ms) in [(b"a", 1000), (b"b", 2000)] {
-        server.acquire_shared(b"k", token, ttl_ms).unwrap();
-    }
-    server.memory.keys.is_paused = true;
-    server.pass_ms(2000);
-    server.memory.one_turn(server.now());
-    server.memory.one_turn(server.now());
-    assert!(server.has(b"k"), "a paused server deletes no mirror");
-    assert!(server.node().next_wake().unwrap() > server.now().monotonic, "the node does not spin");
-    server.memory.keys.is_paused = false;
-    server.turn_after_ms(10);
-    assert!(server.is_empty());
-    assert_eq!((server.node().leases(), server.node().stats().ended_by_deadline), (0, 2));
 }
 
 #[test]

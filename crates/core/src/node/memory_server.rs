@@ -45,8 +45,6 @@ pub struct Keys {
     pub woken: Vec<BlockedId>,
     /// For each write that was propagated to the replica: its key, and whether it deleted the key.
     pub propagated: Vec<(Name, bool)>,
-    /// The number of changes that were not propagated, but counted for the save points.
-    pub counted: u64,
     /// Whether a replica is connected.
     pub has_replica: bool,
     /// Whether clients are paused.
@@ -274,9 +272,7 @@ impl Keyspace for Keys {
         }
     }
 
-    fn count_change(&mut self) {
-        self.counted += 1;
-    }
+    fn count_change(&mut self) {}
 
     fn listeners(&mut self) -> Listeners {
         let replicas = self.has_replica;
