@@ -3,16 +3,13 @@
 
 use std::time::Duration;
 
+use crate::support::scripted::ms;
 use proptest::prelude::*;
 use quorlock_core::quorum::{
     Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, LossReason, Majority, Moment,
     Ownership, OwnershipState, Step, Validity, Vote,
 };
 use quorlock_core::{ClientRule, Fence, Ttl, break_rule};
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
 
 fn start() -> Moment {
     Moment { boot: ms(500), raw: ms(900) }

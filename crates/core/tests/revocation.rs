@@ -35,7 +35,7 @@ impl Operator {
     /// Sends REVOKE to all nodes.
     fn revoke(found: [Found; 3]) -> Self {
         let mut client = Client::new(3);
-        let revocation = Revocation::new(RevokeMode::AtDeadline, &client.ctx(start(), 0));
+        let revocation = Revocation::new(RevokeMode::AtDeadline, &client.ctx(start()));
         let mut this = Self { client, now: start(), revocation };
         this.answer(found);
         this
@@ -45,7 +45,7 @@ impl Operator {
     fn answer(&mut self, found: [Found; 3]) {
         while let Some(request) = self.revocation.poll() {
             let reply = reply(found[request.node], request.command == RevokeCommand::Revoke);
-            let ctx = self.client.ctx(self.now, 0);
+            let ctx = self.client.ctx(self.now);
             self.revocation.handle_reply(request.node, self.now, reply, &ctx);
         }
     }
@@ -53,7 +53,7 @@ impl Operator {
     /// Asks the nodes again after this time. Returns the state that follows.
     fn ask_after(&mut self, pause: Duration, found: [Found; 3]) -> RevocationState {
         self.now = self.now.plus(pause);
-        self.revocation.handle_timeout(&self.client.ctx(self.now, 0));
+        self.revocation.handle_timeout(&self.client.ctx(self.now));
         self.answer(found);
         self.revocation.state()
     }

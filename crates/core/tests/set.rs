@@ -372,34 +372,23 @@ mod exclusion {
         assert_available(&nodes, &[new]);
     }
 
-    fn both_win(members: &[(u16, &str)], first: &Ids, second: &Ids) -> bool {
-        let nodes = members.iter().map(|(id, members)| (*id, (*members).to_owned())).collect();
-        let [a, b] = [first, second].map(|given| Client::new(&nodes, given, &Ids::new()));
-        can_both_win(&a, &b)
-    }
-
     #[test]
-    fn two_clients_both_win_when_two_members_are_added_at_once() {
-        let (three, five) = (ids(1..=3), ids(1..=5));
-        let jump = ["1,2,3", "1,2,3", "1,2,3,4,5", "1,2,3,4,5", "1,2,3,4,5"];
-        let jump: Vec<_> = (1..).zip(jump).collect();
-        assert!(both_win(&jump, &three, &five));
-    }
-
-    #[test]
-    fn two_clients_both_win_when_two_changes_overlap() {
+    fn two_clients_both_win_unless_a_set_has_one_change_at_a_time_by_one_member() {
         let (three, five) = (ids(1..=3), ids(1..=5));
         let next = "1,2,3,4>1,2,3,4,5";
-        let overlap = ["1,2,3>1,2,3,4", "1,2,3>1,2,3,4", next, next, "1,2,3,4,5"];
-        let overlap: Vec<_> = (1..).zip(overlap).collect();
-        assert!(both_win(&overlap, &three, &five));
-        let complete: Vec<_> = (1..).zip(["1,2,3,4", "1,2,3,4", next, next, "1,2,3,4,5"]).collect();
-        assert!(!both_win(&complete, &three, &five));
-    }
-
-    #[test]
-    fn two_clients_both_win_when_two_changes_begin_together() {
-        let together = [(1, "1,2>1,2,3"), (2, "1,2>1,2,4"), (3, "1,2,3"), (4, "1,2,4")];
-        assert!(both_win(&together, &ids([1, 2, 3]), &ids([1, 2, 4])));
+        let two_at_once = ["1,2,3", "1,2,3", "1,2,3,4,5", "1,2,3,4,5", "1,2,3,4,5"];
+        let overlapping = ["1,2,3>1,2,3,4", "1,2,3>1,2,3,4", next, next, "1,2,3,4,5"];
+        let one_after_the_other = ["1,2,3,4", "1,2,3,4", next, next, "1,2,3,4,5"];
+        let begun_together = ["1,2>1,2,3", "1,2>1,2,4", "1,2,3", "1,2,4"];
+        for (members, lists, both_win) in [
+            (&two_at_once[..], [&three, &five], true),
+            (&overlapping, [&three, &five], true),
+            (&one_after_the_other, [&three, &five], false),
+            (&begun_together, [&three, &ids([1, 2, 4])], true),
+        ] {
+            let nodes = (1..).zip(members.iter().map(ToString::to_string)).collect();
+            let [a, b] = lists.map(|given| Client::new(&nodes, given, &Ids::new()));
+            assert_eq!(can_both_win(&a, &b), both_win, "{members:?}");
+        }
     }
 }

@@ -5,15 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::scripted::{Client, granted, held, spec, start};
+use crate::support::scripted::{Client, LONG, granted, held, spec, start};
 use quorlock_core::client::{
     Command, Context, Failure, Keys, LocalQueue, Mode, NodeError, Request, Response, Shard,
     ShardAction, Spec,
 };
 use quorlock_core::quorum::Moment;
-
-const WALL_US: u64 = 1_800_000_000_000_000;
-const LONG: Option<Duration> = Some(Duration::from_secs(60));
 
 /// A shard whose requests the test answers.
 struct Driven {
@@ -51,14 +48,14 @@ impl Driven {
     fn call_within(&mut self, mode: Mode, wait: Option<Duration>) -> u64 {
         let spec = spec(Keys::from_iter(["k"]), 1000);
         let spec = Spec { mode, min_validity: Duration::ZERO, ..spec };
-        let ctx = &mut self.client.ctx(self.now, WALL_US);
+        let ctx = &mut self.client.ctx(self.now);
         let call = self.shard.call(Arc::new(spec), wait, ctx);
         self.act();
         call
     }
 
     fn event<T>(&mut self, event: impl FnOnce(&mut Shard, &mut Context<'_>) -> T) -> T {
-        let result = event(&mut self.shard, &mut self.client.ctx(self.now, WALL_US));
+        let result = event(&mut self.shard, &mut self.client.ctx(self.now));
         self.act();
         result
     }

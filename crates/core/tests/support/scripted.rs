@@ -70,9 +70,9 @@ impl Client {
         self.topology = Topology::new(nodes);
     }
 
-    pub(crate) fn ctx(&mut self, now: Moment, wall_us: u64) -> Context<'_> {
+    pub(crate) fn ctx(&mut self, now: Moment) -> Context<'_> {
         let Self { state, topology, random } = self;
-        Context { now, wall_us, client_state: state, topology, random }
+        Context { now, wall_us: WALL_US, client_state: state, topology, random }
     }
 }
 
@@ -141,7 +141,7 @@ impl ScriptedCall {
     /// A call that waits for its turn in the local queue.
     pub(crate) fn queued(mut client: Client, spec: Spec, wait: Option<Duration>) -> Self {
         let spec = Spec { min_validity: TTL / 2, ..spec };
-        let call = Acquire::new(Arc::new(spec), wait, &client.ctx(start(), WALL_US));
+        let call = Acquire::new(Arc::new(spec), wait, &client.ctx(start()));
         let at = Duration::ZERO;
         let (sent, releases, outcome) = (Vec::new(), Vec::new(), None);
         Self { client, call, at, sent, releases, outcome }
@@ -163,17 +163,17 @@ impl ScriptedCall {
     }
 
     pub(crate) fn ctx(&mut self) -> Context<'_> {
-        self.client.ctx(start().plus(self.at), WALL_US)
+        self.client.ctx(start().plus(self.at))
     }
 
     /// Passes an event to the call, and carries out the actions that follow.
     pub(crate) fn drive(&mut self, event: impl FnOnce(&mut Acquire, &mut Context<'_>)) {
-        event(&mut self.call, &mut self.client.ctx(start().plus(self.at), WALL_US));
+        event(&mut self.call, &mut self.client.ctx(start().plus(self.at)));
         while let Some(action) = self.call.poll() {
             match action {
                 Action::Send(send) => self.sent.push(send),
                 Action::Wait { id } => {
-                    let ctx = &mut self.client.ctx(start().plus(self.at), WALL_US);
+                    let ctx = &mut self.client.ctx(start().plus(self.at));
                     let wait = self.call.handle_wait_connection(id, ctx);
                     self.sent.extend(wait.map(|(request, spec)| OutgoingRequest {
                         id,
