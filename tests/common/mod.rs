@@ -202,14 +202,10 @@ pub(crate) fn appended(server: &Server) -> Vec<Vec<String>> {
     let (Some(path), None) = (increments.next(), increments.next()) else {
         panic!("one increment")
     };
-    let text = fs::read_to_string(path).expect("the file is text");
-    // A command of two words is "*2", and then the length and the bytes of each word.
-    let mut lines = text.split_terminator("\r\n");
-    let mut commands = Vec::new();
-    while let Some(head) = lines.next() {
-        let count: Option<usize> = head.strip_prefix('*').and_then(|count| count.parse().ok());
-        let count = count.expect("the number of words");
-        let words: Vec<_> = (0..count).map(|_| lines.nth(1).expect("a word").to_owned()).collect();
+    let mut file = fs::File::open(path).expect("the file can be read");
+    let (mut parser, mut commands) = (redis::Parser::new(), Vec::new());
+    while let Ok(command) = parser.parse_value(&mut file) {
+        let words: Vec<String> = redis::from_redis_value(command).expect("words");
         if !matches!(&words[0][..], "SELECT" | "MULTI" | "EXEC") {
             commands.push(words);
         }
