@@ -433,7 +433,7 @@ impl Node {
         let deadline = self.leases.get(lease).deadline;
         if let Some(queue) = self.queue_of(lease) {
             self.queues.forget_foreign(queue);
-            self.queues.postpone_check(queue, deadline);
+            self.queues.check_at(queue, deadline);
         }
     }
 

@@ -29,7 +29,7 @@ impl Node {
         }
         if budget.is_spent() {
             // Other keys of the command, or of the turn, took all of it. A job does the rest.
-            self.queues.check_if_wanted(queue, now.monotonic);
+            self.queues.check_by(queue, now.monotonic);
             return false;
         }
         let (db, hash, key) = self.queues.key(queue);
@@ -116,18 +116,14 @@ impl Node {
 
     /// Another key that a waiter is known to lack, and why. Opens no key.
     fn known_lack(
-        &mut self,
+        &self,
         now: Now,
         place: u32,
         queue: u32,
         budget: &mut Budget,
     ) -> Option<(u32, Lack)> {
-        let keys = self.queues.queues_of(place).len();
-        for index in 0..keys {
-            let other = self.queues.queues_of(place)[index];
-            if other == queue {
-                continue;
-            }
+        let others = self.queues.queues_of(place).iter().filter(|&&other| other != queue);
+        for &other in others {
             budget.spend(1);
             let (db, hash, key) = self.queues.key(other);
             if let Some(lease) = self.leases.find(hash, db, key) {
@@ -136,8 +132,12 @@ impl Node {
                     return Some((other, Lack::Held(lease.deadline)));
                 }
             }
-            if let Some(lack) = self.queues.known_lack(place, other, now.monotonic, budget) {
+            if let Some(lack) = self.queues.foreign_lack(other, now.monotonic) {
                 return Some((other, lack));
+            }
+            let rank = &self.queues.waiter(place).rank;
+            if self.queues.is_behind(other, Some(rank), now.monotonic, budget) {
+                return Some((other, Lack::Behind));
             }
         }
         None

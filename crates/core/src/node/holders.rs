@@ -101,7 +101,7 @@ impl Holders {
 
     /// Opens a group for the first holder of a key.
     pub(super) fn open(&mut self, floor: Fence) -> u32 {
-        self.groups.insert(Group { first: NONE, last: NONE, len: 0, floor, highest: floor })
+        self.groups.insert(Group { first: NONE, last: NONE, len: 0, floor, highest: Fence::ZERO })
     }
 
     pub(super) fn floor(&self, group: u32) -> Fence {
@@ -175,7 +175,7 @@ impl Holders {
         }
         let joined = &mut self.groups[group];
         joined.last = slot;
-        joined.highest = if previous == NONE { fence } else { fence.max(joined.highest) };
+        joined.highest = fence.max(joined.highest);
         joined.len += 1;
         self.live += 1;
         self.by_token.insert(hash, slot);

@@ -145,7 +145,7 @@ impl Node {
     /// Plans a check of the lease's key by `at`, if the key has waiters.
     pub(super) fn check_key_of_lease_by(&mut self, lease: u32, at: Monotonic) {
         if let Some(queue) = self.queue_of(lease) {
-            self.queues.check_if_wanted(queue, at);
+            self.queues.check_by(queue, at);
         }
     }
 

@@ -43,11 +43,8 @@ struct Place {
     waiter: Waiter,
     /// The queues of its keys, in the order of the keys.
     queues: SmallVec<[u32; 2]>,
-    /// The queue in which it is a candidate.
-    ///
-    /// A waiter for several keys is a candidate only for the key that it lacked when it was last
-    /// considered. A waiter for any of several keys is a candidate in all its queues: this is the
-    /// last of them.
+    /// The queue in which a waiter for several keys is a candidate: that of the key that it lacked
+    /// when it was last considered. Other waiters are candidates in all their queues.
     candidate_in: u32,
     /// Whether its keys are kept for it; see [`Queues::keep_keys`].
     keeps: bool,
@@ -85,7 +82,7 @@ struct Queue {
     keepers: BTreeMap<Rank, u32>,
     /// Until this time, the key counts as taken by a value that is not the mirror of a lease.
     foreign_until: Monotonic,
-    /// When to check whether the key has become free.
+    /// When to check whether the key has become free; `None` if the key has no candidate.
     check: Option<PlannedCheck>,
 }
 
@@ -97,7 +94,7 @@ struct Queue {
 struct PlannedCheck {
     at: Monotonic,
     /// The rank of the first candidate.
-    first: Option<Rank>,
+    first: Rank,
 }
 
 /// All queues of a node.
@@ -120,7 +117,7 @@ pub(super) struct Queues {
     /// Until when each waiter for several keys may be passed.
     patience: BTreeSet<(Monotonic, u32)>,
     /// The time, the first candidate and the queue of each [`PlannedCheck`].
-    checks: BTreeSet<(Monotonic, Option<Rank>, u32)>,
+    checks: BTreeSet<(Monotonic, Rank, u32)>,
     /// Waiters that have left their queues and need a refusal.
     pub(super) dismissed: BTreeSet<BlockedId>,
     /// The index from which [`Queues::sweep`] goes on to plan checks.
@@ -342,7 +339,6 @@ impl Queues {
         let Queue { single, latest_time_out, .. } = &mut self.items[queue];
         single.insert(rank.clone(), place);
         *latest_time_out = (*until).max(*latest_time_out);
-        self.places[place].candidate_in = queue;
         self.rank_check(queue);
     }
 
@@ -365,21 +361,6 @@ impl Queues {
         self.check_when_free(queue, lack);
     }
 
-    /// Why a key is known not to be free for a waiter. Opens no key, and considers no leases.
-    pub(super) fn known_lack(
-        &self,
-        place: u32,
-        queue: u32,
-        now: Monotonic,
-        budget: &mut Budget,
-    ) -> Option<Lack> {
-        if let Some(lack) = self.foreign_lack(queue, now) {
-            return Some(lack);
-        }
-        let rank = &self.places[place].waiter.rank;
-        self.is_behind(queue, Some(rank), now, budget).then_some(Lack::Behind)
-    }
-
     /// Forgets that the key of this queue was known to hold a foreign value.
     pub(super) fn forget_foreign(&mut self, queue: u32) {
         self.items[queue].foreign_until = Monotonic::default();
@@ -388,7 +369,7 @@ impl Queues {
     /// Records that the key of this queue is not free. Plans a check for when it may be free.
     pub(super) fn found_taken(&mut self, queue: u32, lack: Lack) {
         if let Some(at) = self.record_foreign(queue, lack) {
-            self.postpone_check(queue, at);
+            self.check_at(queue, at);
         }
     }
 
@@ -599,39 +580,19 @@ impl Queues {
     }
 
     /// Plans a check of the key by the time `at`, if the key has a candidate.
-    pub(super) fn check_if_wanted(&mut self, queue: u32, at: Monotonic) {
-        if self.has_candidates(queue) {
-            self.check_by(queue, at);
-        }
-    }
-
-    /// Plans a check of the key at the time `at` and not before, if the key has a candidate.
-    pub(super) fn postpone_check(&mut self, queue: u32, at: Monotonic) {
-        if self.has_candidates(queue) {
-            self.check_at(queue, at);
-        } else {
-            self.cancel_check(queue);
-        }
-    }
-
-    fn has_candidates(&self, queue: u32) -> bool {
-        let Queue { single, candidates, .. } = &self.items[queue];
-        !single.is_empty() || !candidates.is_empty()
-    }
-
-    /// Plans a check of the key at the time `at`, or keeps an earlier one.
-    fn check_by(&mut self, queue: u32, at: Monotonic) {
+    pub(super) fn check_by(&mut self, queue: u32, at: Monotonic) {
         if self.items[queue].check.as_ref().is_none_or(|planned| at < planned.at) {
             self.check_at(queue, at);
         }
     }
 
-    /// Plans a check of the key at the time `at`, and not before.
+    /// Plans a check of the key at the time `at` and not before, if the key has a candidate.
     pub(super) fn check_at(&mut self, queue: u32, at: Monotonic) {
         self.cancel_check(queue);
-        let first = self.first_candidate(queue).cloned();
-        self.checks.insert((at, first.clone(), queue));
-        self.items[queue].check = Some(PlannedCheck { at, first });
+        if let Some(first) = self.first_candidate(queue).cloned() {
+            self.checks.insert((at, first.clone(), queue));
+            self.items[queue].check = Some(PlannedCheck { at, first });
+        }
     }
 
     pub(super) fn cancel_check(&mut self, queue: u32) {
@@ -641,14 +602,11 @@ impl Queues {
     }
 
     /// Ranks the planned check again, because the candidates have changed.
-    ///
-    /// A queue without candidates needs no check.
     fn rank_check(&mut self, queue: u32) {
-        let Some(planned) = &self.items[queue].check else { return };
-        match self.first_candidate(queue) {
-            None => self.cancel_check(queue),
-            first if first != planned.first.as_ref() => self.check_at(queue, planned.at),
-            Some(_) => {}
+        if let Some(planned) = &self.items[queue].check
+            && self.first_candidate(queue) != Some(&planned.first)
+        {
+            self.check_at(queue, planned.at);
         }
     }
 
@@ -684,7 +642,7 @@ impl Queues {
             if self.items.get(slot).is_some() {
                 queues += 1;
                 self.forget_foreign(slot);
-                self.check_if_wanted(slot, Monotonic::default());
+                self.check_by(slot, Monotonic::default());
             }
         }
         self.sweep_from = (end < self.items.slots_end()).then_some(end);
@@ -725,7 +683,7 @@ impl Queues {
             } else {
                 self.rank_check(slot);
                 if keeps {
-                    self.check_if_wanted(slot, Monotonic::default());
+                    self.check_by(slot, Monotonic::default());
                 }
             }
         }

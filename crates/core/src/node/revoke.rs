@@ -77,7 +77,7 @@ impl Node {
             && let Some(queue) = self.queues.find(hash, db, key.as_ref())
         {
             self.queues.forget_foreign(queue);
-            self.queues.check_if_wanted(queue, Monotonic::default());
+            self.queues.check_by(queue, Monotonic::default());
         }
         written.map_err(|_| CommandError::NotWritten)?;
         self.stats.revoked += 1;

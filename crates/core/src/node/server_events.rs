@@ -163,7 +163,7 @@ impl Node {
         let hash = self.leases.hash(db, key);
         if let Some(queue) = self.queues.find(hash, db, key) {
             self.queues.forget_foreign(queue);
-            self.queues.check_if_wanted(queue, Monotonic::default());
+            self.queues.check_by(queue, Monotonic::default());
         }
         let Some(slot) = self.find_lease(hash, db, key) else { return };
         let lease = self.leases.get(slot);
