@@ -158,24 +158,17 @@ fn only_the_configured_classes_of_events_are_published() {
     }
 }
 
-/// Commands that raise a fence to `@`, without a change of the key.
-const FENCE_CHANGES: [&str; 2] = ["LOCK.EXTEND k a 1 FENCE @", "LOCK.MEXTEND 2 k l a 1 FENCE @"];
-
-/// Acquires the lock. Returns the line, with a fence that is larger than the lock's by `by`.
-fn prepare_fence_change(cli: &mut RedisCli, line: &str, by: i64) -> String {
-    let acquire =
-        if line.contains(" l ") { "LOCK.MACQUIRE 2 k l a 60000" } else { "LOCK.ACQUIRE k a 60000" };
-    cli.reply("FLUSHALL");
-    let fence: i64 = cli.ask(acquire);
-    line.replace('@', &(fence + by).to_string())
-}
-
 #[test]
 fn raised_fence_invalidates_what_inspect_showed() {
     let (server, mut cli) = server_and_cli();
-    for line in FENCE_CHANGES {
+    for (acquire, extend) in [
+        ("LOCK.ACQUIRE k a 60000", "LOCK.EXTEND k a 1 FENCE"),
+        ("LOCK.MACQUIRE 2 k l a 60000", "LOCK.MEXTEND 2 k l a 1 FENCE"),
+    ] {
         for (by, expected) in [(1, 1), (0, 0)] {
-            let line = prepare_fence_change(&mut cli, line, by);
+            cli.reply("FLUSHALL");
+            let fence: i64 = cli.ask(acquire);
+            let line = format!("{extend} {}", fence + by);
             let mut cache = Cache::of_k(&server);
             cache.cli.reply("LOCK.INSPECT k");
             let mut watcher = RedisCli::new(&server);

@@ -2,7 +2,6 @@
 //! refuses, and the numbers of tickets and of refusals.
 
 use crate::support::{MAX_TTL_MS, Server};
-use quorlock_core::Fence;
 use quorlock_core::node::memory_server::Name;
 use quorlock_core::node::{
     Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent, Wants,
@@ -147,15 +146,10 @@ fn first_reader_needs_the_mirror_and_later_readers_do_not() {
     assert_eq!(server.expires_at_ms(b"k"), Some(server.wall_ms + 500));
 }
 
-/// The node's wall clock, which is the ticket of a client with an accurate clock.
-fn clock(server: &Server) -> u64 {
-    server.now().wall_us
-}
-
 /// A server on which a client with an accurate clock holds the key, and the ticket of that client.
 fn held() -> (Server, u64) {
     let mut server = Server::new();
-    let ticket = clock(&server);
+    let ticket = server.now().wall_us;
     assert!(matches!(server.ask(&[K], HOLDER, 10_000, ticket, 0), Ok(Reply::Granted(_))));
     (server, ticket)
 }
@@ -167,19 +161,12 @@ fn refusal(reply: Result<Reply, CommandError>) -> (u64, bool) {
     }
 }
 
-fn fence(reply: Result<Reply, CommandError>) -> Fence {
-    match reply {
-        Ok(Reply::Granted(fence)) => fence,
-        other => panic!("{other:?}"),
-    }
-}
-
 #[test]
 fn number_of_a_refusal_is_accepted_as_a_ticket_after_a_clock_step() {
     let (mut server, _) = held();
     server.wall_ms -= 3_600_000;
-    let now = clock(&server);
-    let (number, _) = refusal(server.ask(&[K], b"t", 1000, now, 0));
+    let now_us = server.now().wall_us;
+    let (number, _) = refusal(server.ask(&[K], b"t", 1000, now_us, 0));
     assert_eq!(server.ask(&[K], b"t", 1000, number, 5000), Ok(Reply::Waits));
 }
 
@@ -190,7 +177,7 @@ fn front_of_the_queue_proposes_no_fence() {
     server.release(K, b"a");
     // The counter is behind the clock, and the grant continues from the counter.
     server.pass_ms(600_000);
-    assert_eq!(fence(server.ask(&[K], b"repair", 1000, 0, 0)), first.next());
+    assert_eq!(server.ask(&[K], b"repair", 1000, 0, 0), Ok(Reply::Granted(first.next())));
 }
 
 #[test]

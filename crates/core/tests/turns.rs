@@ -3,7 +3,7 @@
 use crate::support::Server;
 use quorlock_core::node::memory_server::{Name, Value};
 use quorlock_core::node::{
-    Command, CommandError, Holder, KeyEvent, Mode, Release, Reply, ServerEvent, WaitReply, Wants,
+    Command, CommandError, Holder, KeyEvent, Mode, Release, ServerEvent, WaitReply, Wants,
 };
 
 fn enqueue_many(server: &mut Server, keys: &[&[u8]], clients: u32, wait_ms: u64) {
@@ -122,9 +122,7 @@ fn work_of_a_release_does_not_grow_with_waiters_that_are_refused() {
         // The token now holds the lock that it waits for.
         server.extend_with(&[b"k"], &[b'x', n], 60_000, None, Some(&[b't', n])).unwrap();
     }
-    let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"writer"));
-    let release = Release { db: 0, keys: &keys, token: &token };
-    server.memory.execute(server.now(), &Command::Release(release)).unwrap();
+    assert!(!server.release(b"k", b"writer"), "it only waits");
     assert_eq!(server.node().waiters(), 192, "a refusal counts as much as a grant");
     server.run_turns();
     assert_eq!(server.node().waiters(), 0);
@@ -300,21 +298,12 @@ fn extension_does_not_delay_the_rewrite_of_a_mirror() {
     assert_eq!(server.text(b"k"), b"a");
 }
 
-/// ACQUIRE of these keys. The server accepts this number of writes.
-fn acquire_with_writes_left(
-    server: &mut Server,
-    keys: &[&[u8]],
-    writes: u32,
-) -> Result<Reply, CommandError> {
-    server.memory.keys.writes_left = Some(writes);
-    let terms = (Mode::Exclusive, None, 0);
-    server.execute_acquire(Wants::All, keys, b"t", 1000, terms)
-}
-
 #[test]
 fn lock_whose_second_mirror_is_not_written_leaves_nothing() {
     let mut server = Server::new();
-    let result = acquire_with_writes_left(&mut server, &[b"a", b"b"], 1);
+    server.memory.keys.writes_left = Some(1);
+    let terms = (Mode::Exclusive, None, 0);
+    let result = server.execute_acquire(Wants::All, &[b"a", b"b"], b"t", 1000, terms);
     assert_eq!(result, Err(CommandError::NotWritten));
     assert!(server.is_empty());
     assert_eq!(server.node().leases(), 0);
@@ -328,7 +317,9 @@ fn refused_write_propagates_the_deletion_of_an_old_mirror() {
     // The lease has ended, and the server has not expired its mirror.
     server.mono_us += 1_100_000;
     server.memory.keys.propagated.clear();
-    let result = acquire_with_writes_left(&mut server, &[b"k"], 0);
+    server.memory.keys.writes_left = Some(0);
+    let terms = (Mode::Exclusive, None, 0);
+    let result = server.execute_acquire(Wants::All, &[b"k"], b"t", 1000, terms);
     assert_eq!(result, Err(CommandError::NotWritten));
     assert!(!server.has(b"k"));
     let deleted = (Name::from_slice(b"k"), true);
