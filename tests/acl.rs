@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::{command, server, server_and_cli, worker_on_k};
+use crate::common::{RedisCli, server_and_cli, worker_on_k};
 use quorlock_testkit::Server;
 use redis::Value::{self, Int, Nil, Okay};
-use redis::{Connection, cmd};
+use redis::{cmd, from_redis_value};
 
 const SECURITY: &str = include_str!("../docs/operations/security.md");
 
@@ -25,17 +25,10 @@ const PROGRAM_COMMANDS: [&str; 11] = [
 
 const OPERATOR_COMMANDS: [&str; 2] = ["lock.revoke", "lock.scan"];
 
-/// A documented user, as the words of `ACL SETUSER`.
-fn documented_user(name: &str) -> Vec<&'static str> {
-    let line = SECURITY
-        .lines()
-        .find(|line| line.starts_with(&format!("user {name} ")))
-        .expect("the page has this user");
-    line.split(' ').skip(1).collect()
-}
-
-fn set_user(connection: &mut Connection, words: &[&str]) {
-    cmd("ACL").arg("SETUSER").arg(words).exec(connection).expect("the server accepts the rules");
+/// A documented user, as the words after `ACL SETUSER`.
+fn documented_user(name: &str) -> &'static str {
+    let mut users = SECURITY.lines().filter_map(|line| line.strip_prefix("user "));
+    users.find(|user| user.split(' ').next() == Some(name)).expect("the page has this user")
 }
 
 fn lowercase(value: Vec<String>) -> BTreeSet<String> {
@@ -43,26 +36,19 @@ fn lowercase(value: Vec<String>) -> BTreeSet<String> {
 }
 
 /// Whether modules can add ACL categories. Redis 7.0 and 7.2 do not let them.
-fn has_module_categories(connection: &mut Connection) -> bool {
-    let version: String = cmd("INFO").arg("server").query(connection).expect("it answers");
+fn has_module_categories(cli: &mut RedisCli) -> bool {
+    let version: String = cli.ask("INFO server");
     version.contains("valkey_version:")
         || !(version.contains("redis_version:7.0") || version.contains("redis_version:7.2"))
 }
 
 /// The commands that a user may run on this key, as the server reports.
-fn allowed_commands(connection: &mut Connection, user: &str, key: &str) -> BTreeSet<String> {
-    let commands: Vec<(String, i64)> = {
-        let all: Vec<Value> = cmd("COMMAND").query(connection).expect("it answers");
-        all.into_iter()
-            .map(|command| {
-                let Value::Array(fields) = command else { panic!("a list: {command:?}") };
-                let name = redis::from_redis_value(fields[0].clone()).expect("a name");
-                (name, redis::from_redis_value(fields[1].clone()).expect("a number"))
-            })
-            .collect()
-    };
+fn allowed_commands(cli: &mut RedisCli, user: &str, key: &str) -> BTreeSet<String> {
+    let commands: Vec<Vec<Value>> = cli.ask("COMMAND");
     let mut allowed = BTreeSet::new();
-    for (name, arity) in commands {
+    for fields in commands {
+        let name: String = from_redis_value(fields[0].clone()).expect("a name");
+        let arity: i64 = from_redis_value(fields[1].clone()).expect("a number");
         let mut run = cmd("ACL");
         run.arg("DRYRUN").arg(user).arg(&name);
         let name = name.to_lowercase();
@@ -73,7 +59,7 @@ fn allowed_commands(connection: &mut Connection, user: &str, key: &str) -> BTree
         for _ in 1 + u64::from(counts_keys)..arity.unsigned_abs() {
             run.arg(key);
         }
-        match run.query::<String>(connection).as_deref() {
+        match run.query::<String>(&mut cli.0).as_deref() {
             Ok("OK") => drop(allowed.insert(name)),
             Ok(refused) => assert!(refused.contains("no permissions"), "{name}: {refused}"),
             // The server refuses some calls for another reason: for example, CONFIG with a key in
@@ -86,14 +72,13 @@ fn allowed_commands(connection: &mut Connection, user: &str, key: &str) -> BTree
 
 #[test]
 fn documented_user_can_only_lock_its_keys() {
-    let server = server();
-    let connection = &mut server.connection();
-    set_user(connection, &documented_user("locker"));
+    let (_server, mut cli) = server_and_cli();
+    cli.reply(&format!("ACL SETUSER {}", documented_user("locker")));
     // Every user may run a few commands, such as AUTH and HELLO.
-    set_user(connection, &["nobody", "on", "nopass"]);
-    let for_all = allowed_commands(connection, "nobody", "orders/1");
+    cli.reply("ACL SETUSER nobody on nopass");
+    let for_all = allowed_commands(&mut cli, "nobody", "orders/1");
     let mut allowed = |key| -> Vec<_> {
-        allowed_commands(connection, "locker", key).difference(&for_all).cloned().collect()
+        allowed_commands(&mut cli, "locker", key).difference(&for_all).cloned().collect()
     };
     // The client identifies the server with INFO, and checks its liveness with PING.
     assert_eq!(allowed("orders/1"), [&["info"], &PROGRAM_COMMANDS[..], &["ping"]].concat());
@@ -105,50 +90,49 @@ fn documented_user_can_only_lock_its_keys() {
 
 #[test]
 fn other_documented_users_have_only_the_lock_commands_of_their_kind() {
-    let server = server();
-    let connection = &mut server.connection();
+    let (_server, mut cli) = server_and_cli();
     for (name, lock_commands) in [
         ("operator", &["lock.help", "lock.inspect", "lock.revoke", "lock.scan"][..]),
         ("monitoring", &[]),
         ("legacy", &[]),
     ] {
-        set_user(connection, &documented_user(name));
-        let allowed = allowed_commands(connection, name, "orders/1");
+        cli.reply(&format!("ACL SETUSER {}", documented_user(name)));
+        let allowed = allowed_commands(&mut cli, name, "orders/1");
         let of_locks: Vec<_> =
             allowed.iter().filter(|command| command.starts_with("lock.")).collect();
         assert_eq!(of_locks, lock_commands, "{name}");
         assert!(allowed.contains("info") && allowed.contains("ping"), "{name}: {allowed:?}");
         assert_eq!(allowed.contains("set"), name == "legacy", "{name}: {allowed:?}");
     }
-    assert!(!allowed_commands(connection, "legacy", "other/1").contains("set"));
+    assert!(!allowed_commands(&mut cli, "legacy", "other/1").contains("set"));
 }
 
 #[test]
 fn documented_locker_can_be_written_into_redis_conf() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("redis.conf");
-    std::fs::write(&file, format!("user {}\n", documented_user("locker").join(" "))).unwrap();
+    std::fs::write(&file, format!("user {}\n", documented_user("locker"))).unwrap();
     let server = Server::with_module().config_file(&file).start().unwrap();
-    let may = allowed_commands(&mut server.connection(), "locker", "orders/1");
+    let may = allowed_commands(&mut RedisCli::new(&server), "locker", "orders/1");
     assert!(PROGRAM_COMMANDS.iter().all(|command| may.contains(*command)), "{may:?}");
 }
 
 #[test]
 fn lock_category_exists_and_has_the_commands_if_the_server_allows_it() {
-    let server = server();
-    let connection = &mut server.connection();
-    let categories: Vec<String> = cmd("ACL").arg("CAT").query(connection).unwrap();
-    assert_eq!(lowercase(categories).contains("lock"), has_module_categories(connection));
-    if !has_module_categories(connection) {
+    let (_server, mut cli) = server_and_cli();
+    assert_eq!(lowercase(cli.ask("ACL CAT")).contains("lock"), has_module_categories(&mut cli));
+    if !has_module_categories(&mut cli) {
         return;
     }
-    let commands = cmd("ACL").arg("CAT").arg("lock").query(connection).unwrap();
-    assert_eq!(lowercase(commands).into_iter().collect::<Vec<_>>(), PROGRAM_COMMANDS);
+    assert_eq!(
+        lowercase(cli.ask("ACL CAT lock")).into_iter().collect::<Vec<_>>(),
+        PROGRAM_COMMANDS
+    );
 
-    set_user(connection, &["nobody", "on", "nopass"]);
-    set_user(connection, &["by-category", "on", "nopass", "~orders/*", "+@lock"]);
-    let for_all = allowed_commands(connection, "nobody", "orders/1");
-    let allowed: Vec<_> = allowed_commands(connection, "by-category", "orders/1")
+    cli.reply("ACL SETUSER nobody on nopass");
+    cli.reply("ACL SETUSER by-category on nopass ~orders/* +@lock");
+    let for_all = allowed_commands(&mut cli, "nobody", "orders/1");
+    let allowed: Vec<_> = allowed_commands(&mut cli, "by-category", "orders/1")
         .difference(&for_all)
         .cloned()
         .collect();
@@ -157,11 +141,10 @@ fn lock_category_exists_and_has_the_commands_if_the_server_allows_it() {
 
 #[test]
 fn operator_commands_alone_are_in_admin_and_dangerous() {
-    let server = server();
-    let connection = &mut server.connection();
-    let knows_categories = has_module_categories(connection);
+    let (_server, mut cli) = server_and_cli();
+    let knows_categories = has_module_categories(&mut cli);
     for category in ["admin", "dangerous"].into_iter().filter(|_| knows_categories) {
-        let commands = lowercase(cmd("ACL").arg("CAT").arg(category).query(connection).unwrap());
+        let commands = lowercase(cli.ask(&format!("ACL CAT {category}")));
         for command in OPERATOR_COMMANDS {
             assert!(commands.contains(command), "{category}: {command}");
         }
@@ -171,21 +154,15 @@ fn operator_commands_alone_are_in_admin_and_dangerous() {
 
 #[test]
 fn user_of_one_key_can_end_the_lock_of_several() {
-    let server = server();
-    let connection = &mut server.connection();
-    set_user(
-        connection,
-        &["limited", "on", ">word", "~a", "+del", "+lock.revoke", "+lock.release"],
-    );
-    let as_user = &mut server.connection();
-    cmd("AUTH").arg("limited").arg("word").exec(as_user).unwrap();
+    let (server, mut cli) = server_and_cli();
+    cli.reply("ACL SETUSER limited on nopass ~a +del +lock.revoke +lock.release");
+    let mut as_user = RedisCli::new(&server);
+    as_user.reply("AUTH limited any");
     for line in ["DEL a", "LOCK.REVOKE a NOW", "LOCK.RELEASE a token"] {
-        let acquire = command("LOCK.MACQUIRE 2 a b token 60000");
-        assert_ne!(acquire.query::<Value>(connection).unwrap(), Value::Nil, "{line}");
-        let of_other_key = line.replace(" a", " b");
-        assert!(command(&of_other_key).query::<Value>(as_user).is_err(), "{of_other_key}");
-        assert_eq!(command(line).query::<i64>(as_user).unwrap(), 1, "{line}");
-        assert_eq!(command("EXISTS a b").query::<i64>(connection).unwrap(), 0, "{line}");
+        assert_ne!(cli.reply("LOCK.MACQUIRE 2 a b token 60000"), Nil, "{line}");
+        as_user.error(&line.replace(" a", " b"));
+        assert_eq!(as_user.reply(line), Int(1), "{line}");
+        assert_eq!(cli.reply("EXISTS a b"), Int(0), "{line}");
     }
 }
 
