@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{PATIENCE, RedisCli, command};
 use quorlock_testkit::{Server, ServerBuilder, eventually};
-use redis::{Connection, RedisResult, cmd};
+use redis::Value;
 
 /// The abstention in most tests: long enough to send several commands.
 const DELAY: Duration = Duration::from_secs(2);
@@ -16,16 +16,13 @@ fn abstaining(delay_ms: u64) -> ServerBuilder {
     Server::with_module().arg("lock.max-ttl", delay_ms).arg("lock.rejoin-delay", -1)
 }
 
-fn acquire(connection: &mut Connection, key: &str, token: &str) -> RedisResult<Option<u64>> {
-    cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(1000).query(connection)
-}
+const ACQUIRE: &str = "LOCK.ACQUIRE k token 1000";
 
 /// The time for which the node reports that it abstains, in milliseconds, and the reason.
 #[track_caller]
-fn abstention(connection: &mut Connection, key: &str) -> (u64, String) {
-    let error = acquire(connection, key, "token").expect_err("the node abstains");
-    assert_eq!(error.code(), Some("ABSTAIN"), "{error}");
-    let words = error.detail().unwrap_or_default().to_owned();
+fn abstention(cli: &mut RedisCli) -> (u64, String) {
+    let error = cli.error(ACQUIRE);
+    let words = error.strip_prefix("ABSTAIN ").expect("the node abstains");
     let (ms, rest) = words.split_once(' ').expect("a number and words");
     let (reason, sentence) = rest.split_once(": ").expect("a reason and a sentence");
     let for_ms = |why: &str| {
@@ -56,14 +53,15 @@ fn assert_logs_abstention(server: &Server, reason: &str) {
 
 /// Waits until the node votes, and checks that this took at least `delay` since `since`.
 #[track_caller]
-fn assert_votes_again_after(connection: &mut Connection, since: Instant, delay: Duration) {
-    eventually(delay + PATIENCE, "it votes again", || acquire(connection, "free", "token").is_ok());
+fn assert_votes_again_after(cli: &mut RedisCli, since: Instant, delay: Duration) {
+    let mut acquires = || command(ACQUIRE).query::<Value>(&mut cli.0).is_ok();
+    eventually(delay + PATIENCE, "it votes again", &mut acquires);
     assert!(since.elapsed() >= delay, "after {:?}", since.elapsed());
 }
 
 /// The lines of `INFO lock` about the abstention, without the number of milliseconds.
-fn state(connection: &mut Connection) -> Vec<String> {
-    let info: String = cmd("INFO").arg("lock").query(connection).expect("it answers");
+fn state(cli: &mut RedisCli) -> Vec<String> {
+    let info: String = cli.ask("INFO lock");
     let lines = info
         .lines()
         .filter(|line| line.starts_with("lock_state") || line.starts_with("lock_abstain_"));
@@ -74,46 +72,44 @@ fn state(connection: &mut Connection) -> Vec<String> {
 fn node_abstains_after_its_start_and_logs_begin_and_end() {
     let begun = Instant::now();
     let server = abstaining(2000).start().unwrap();
-    let connection = &mut server.connection();
-    let (first_ms, reason) = abstention(connection, "k");
+    let mut cli = RedisCli::new(&server);
+    let (first_ms, reason) = abstention(&mut cli);
     assert_eq!(reason, "start");
     assert!(first_ms <= 2000, "{first_ms}");
-    eventually(PATIENCE, "the remaining time decreases", || {
-        abstention(connection, "k").0 < first_ms
-    });
+    eventually(PATIENCE, "the remaining time decreases", || abstention(&mut cli).0 < first_ms);
     assert_eq!(
-        state(connection),
+        state(&mut cli),
         ["lock_state:abstaining", "lock_abstain_reason:start", "lock_abstain_left_ms:"]
     );
     assert_logs_abstention(&server, "start");
     assert!(!server.log().contains("voting again"));
 
-    assert_votes_again_after(connection, begun, DELAY);
+    assert_votes_again_after(&mut cli, begun, DELAY);
     assert!(
         server.log().contains("lock: voting again; the abstention (start) is over"),
         "{}",
         server.log()
     );
-    assert_eq!(state(connection), ["lock_state:voting"]);
+    assert_eq!(state(&mut cli), ["lock_state:voting"]);
 }
 
 #[test]
 fn rejoin_delay_of_zero_votes_at_once_and_logs_a_warning() {
     let server = Server::with_module().start().unwrap();
-    assert!(acquire(&mut server.connection(), "k", "token").unwrap().is_some());
+    RedisCli::new(&server).ask::<i64>(ACQUIRE);
     let log = server.log();
     assert!(log.contains("lock: lock.rejoin-delay is below lock.max-ttl: "), "{log}");
     assert!(!log.contains("abstaining"), "{log}");
     assert!(!abstaining(LONG_MS).start().unwrap().log().contains("is below lock.max-ttl"));
     let shortened = abstaining(LONG_MS).arg("lock.rejoin-delay", LONG_MS / 2).start().unwrap();
-    assert!(abstention(&mut shortened.connection(), "k").0 <= LONG_MS / 2);
+    assert!(abstention(&mut RedisCli::new(&shortened)).0 <= LONG_MS / 2);
 }
 
 #[test]
 fn mistake_in_a_command_is_reported_before_an_abstention() {
     let server = abstaining(LONG_MS).start().unwrap();
-    let error = command("LOCK.ACQUIRE k token 0").exec(&mut server.connection()).unwrap_err();
-    assert!(error.to_string().contains("ttl must be"), "{error}");
+    let error = RedisCli::new(&server).error("LOCK.ACQUIRE k token 0");
+    assert!(error.contains("ttl must be"), "{error}");
 }
 
 #[test]
@@ -125,21 +121,21 @@ fn node_abstains_as_a_replica_after_its_promotion_and_after_swapdb() {
         .arg("replica-read-only", "no")
         .start()
         .unwrap();
-    let connection = &mut server.connection();
-    assert!(acquire(connection, "k", "token").unwrap().is_some());
-    cmd("REPLICAOF").arg("127.0.0.1").arg(master.port()).exec(connection).unwrap();
-    assert_eq!(abstention(connection, "k"), (2000, "replica".into()));
-    assert_eq!(state(connection), ["lock_state:abstaining", "lock_abstain_reason:replica"]);
+    let mut cli = RedisCli::new(&server);
+    cli.ask::<i64>(ACQUIRE);
+    cli.reply(&format!("REPLICAOF 127.0.0.1 {}", master.port()));
+    assert_eq!(abstention(&mut cli), (2000, "replica".into()));
+    assert_eq!(state(&mut cli), ["lock_state:abstaining", "lock_abstain_reason:replica"]);
 
     let begun = Instant::now();
-    cmd("REPLICAOF").arg("NO").arg("ONE").exec(connection).unwrap();
-    assert_eq!(abstention(connection, "k").1, "promotion");
+    cli.reply("REPLICAOF NO ONE");
+    assert_eq!(abstention(&mut cli).1, "promotion");
     assert_logs_abstention(&server, "promotion");
-    assert_votes_again_after(connection, begun, DELAY);
+    assert_votes_again_after(&mut cli, begun, DELAY);
     assert!(server.log().contains("lock: voting again; the abstention (promotion) is over"));
 
-    cmd("SWAPDB").arg(0).arg(1).exec(connection).unwrap();
-    assert_eq!(abstention(connection, "k").1, "swapdb");
+    cli.reply("SWAPDB 0 1");
+    assert_eq!(abstention(&mut cli).1, "swapdb");
     assert_logs_abstention(&server, "swapdb");
 }
 
@@ -148,13 +144,13 @@ fn server_that_starts_as_a_replica_abstains_and_leaves_locks_alone() {
     let builder =
         Server::with_module().arg("replicaof", "127.0.0.1 1").arg("replica-read-only", "no");
     let server = builder.start().unwrap();
-    assert_eq!(abstention(&mut server.connection(), "k").1, "replica");
+    let mut cli = RedisCli::new(&server);
+    assert_eq!(abstention(&mut cli).1, "replica");
     assert!(
         server.log().contains("lock: abstaining while this server is a replica: "),
         "{}",
         server.log()
     );
-    let mut cli = RedisCli::new(&server);
     cli.reply("SET k token PX 30000");
     let expires_at_ms = cli.expires_at_ms("k");
     for line in [
