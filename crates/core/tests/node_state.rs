@@ -69,8 +69,7 @@ fn flush_by_an_operator_before_a_reload_ends_the_leases() {
     // Before the reload, some servers empty their databases too. Others only save them.
     for before_the_reload in [ServerEvent::Flush(None), ServerEvent::Saves] {
         let mut server = Server::with_lock(&[b"k"], b"a", 10_000);
-        server.clear();
-        server.handle_event(&ServerEvent::Flush(None));
+        server.flush();
         server.handle_event(&before_the_reload);
         server.handle_event(&ServerEvent::LoadingBegins);
         server.handle_event(&ServerEvent::LoadingEnds);

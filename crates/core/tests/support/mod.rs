@@ -40,20 +40,6 @@ pub(crate) fn settings(rejoin_delay_ms: u64) -> Settings {
     }
 }
 
-/// Runs a claim with the rule broken that `break_rule` breaks. The claim must then be false, and
-/// true without.
-pub(crate) fn shows_with<M: Copy + std::fmt::Debug>(
-    break_rule: fn(Option<M>),
-    mutant: M,
-    claim: impl Fn() -> bool,
-) {
-    assert!(claim(), "{mutant:?} is not broken");
-    break_rule(Some(mutant));
-    let holds = claim();
-    break_rule(None);
-    assert!(!holds, "{mutant:?}");
-}
-
 fn names(keys: &[&[u8]]) -> Vec<Name> {
     keys.iter().map(|key| Name::from_slice(key)).collect()
 }
@@ -151,11 +137,6 @@ impl Server {
 
     pub(crate) fn key_count(&self) -> usize {
         self.memory.keys.iter().count()
-    }
-
-    /// Removes all keys without an event.
-    pub(crate) fn clear(&mut self) {
-        self.memory.keys.clear();
     }
 
     pub(crate) fn flush(&mut self) {
