@@ -133,7 +133,7 @@ fn send_reply(ctx: &Ctx<'_>, reply: Reply) {
     match reply {
         // `acquire_keys` replies to a grant itself, with the time waited and the key.
         Reply::Granted(fence) | Reply::Extended(fence) | Reply::GrantedOne { fence, .. } => {
-            ctx.reply_integer(integer(fence));
+            ctx.reply_integer(fence.into());
         }
         Reply::Refused | Reply::NotHeld | Reply::Inspected(None) => ctx.reply_null(),
         // The client is answered when its wait ends.
@@ -178,15 +178,11 @@ fn reply_granted(ctx: &Ctx<'_>, fence: Fence, waited_us: Option<u64>, key: Optio
     if waited_us.is_some() || key.is_some() {
         ctx.reply_array(1 + i32::from(waited_us.is_some()) + i32::from(key.is_some()));
     }
-    ctx.reply_integer(integer(fence));
+    ctx.reply_integer(fence.into());
     if let Some(waited_us) = waited_us {
         ctx.reply_integer(number(waited_us));
     }
     if let Some(key) = key {
         ctx.reply_bytes(key);
     }
-}
-
-pub(crate) fn integer(fence: Fence) -> i64 {
-    i64::try_from(fence.get()).expect("a fence is below 2^53")
 }

@@ -2,7 +2,6 @@
 
 use quorlock_core::node::{Holder, Inspected, Listed, Mode, Scanned, ShownWaiter};
 
-use crate::commands::integer;
 use crate::ffi::{Blocked, Client, Ctx};
 
 const FIELDS: i32 = 11;
@@ -29,7 +28,7 @@ fn reply_fields(ctx: &Ctx<'_>, Inspected { waiters, queue, holder }: &Inspected)
         Holder::Lease { owners, holders, fence, ttl_ms, held_ms, mode, keys, revoked } => Shown {
             owners,
             holders: *holders,
-            fence: Some(integer(*fence)),
+            fence: Some((*fence).into()),
             ttl_ms: Some(*ttl_ms),
             held_ms: Some(*held_ms),
             mode: match mode {

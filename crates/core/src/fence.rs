@@ -65,7 +65,7 @@ impl From<Fence> for u64 {
     }
 }
 
-/// For the type `BIGINT` of SQL, which has a sign.
+/// For the type `BIGINT` of SQL and for the replies of a server, which have a sign.
 impl From<Fence> for i64 {
     fn from(fence: Fence) -> Self {
         fence.0.cast_signed()
