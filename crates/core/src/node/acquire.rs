@@ -409,7 +409,8 @@ impl Node {
         Ok(fence)
     }
 
-    /// Adds the leases of a granted lock, and returns the lease of the first key.
+    /// Adds the leases of a granted lock, and plans a check of each key with waiters at its deadline.
+    /// Returns the lease of the first key.
     pub(super) fn insert<'k>(
         &mut self,
         hashes: &[u64],
@@ -419,22 +420,15 @@ impl Node {
         let first = self.leases.insert(hashes, keys, new);
         self.stats.grants += hashes.len() as u64;
         if self.queues.waiters() > 0 {
-            let mut lease = first;
-            for _ in hashes {
-                self.check_at_deadline(lease);
-                lease = self.leases.next_key(lease);
+            for lease in self.leases.ring(first) {
+                let lease = self.leases.get(lease);
+                if let Some(queue) = self.queues.find(lease.hash(), lease.db, &lease.key) {
+                    self.queues.forget_foreign(queue);
+                    self.queues.check_at(queue, lease.deadline);
+                }
             }
         }
         first
-    }
-
-    /// Plans a check of the lease's key at its deadline, for the key's waiters.
-    pub(super) fn check_at_deadline(&mut self, lease: u32) {
-        let deadline = self.leases.get(lease).deadline;
-        if let Some(queue) = self.queue_of(lease) {
-            self.queues.forget_foreign(queue);
-            self.queues.check_at(queue, deadline);
-        }
     }
 
     /// Grants keys to a waiter, or refuses it if its token already shares the lock. Returns whether
