@@ -154,19 +154,14 @@ impl Node {
         keyspace: &mut K,
     ) -> Option<bool> {
         let queues = PerKey::from_slice(self.queues.queues_of(place));
-        let mut names: Vec<K::Name> = Vec::with_capacity(queues.len());
-        let mut hashes = Vec::with_capacity(queues.len());
-        let mut in_db = 0;
-        for &queue in &queues {
-            let (db, hash, key) = self.queues.key(queue);
-            names.push(keyspace.name(key));
-            hashes.push(hash);
-            in_db = db;
-        }
+        let (db, ..) = self.queues.key(queues[0]);
+        let keys = || queues.iter().map(|&queue| self.queues.key(queue));
+        let hashes: PerKey<u64> = keys().map(|(_, hash, _)| hash).collect();
+        let names: PerKey<K::Name> = keys().map(|(.., key)| keyspace.name(key)).collect();
         budget.spend(units(queues.len()).saturating_mul(2));
-        let mut entries = self.open_all(now, in_db, &names, keyspace);
+        let mut entries = self.open_all(now, db, &names, keyspace);
         for (index, &queue) in queues.iter().enumerate() {
-            let key = (hashes[index], in_db, names[index].as_ref());
+            let key = (hashes[index], db, names[index].as_ref());
             let state = self.key_state(now.monotonic, key, keyspace, &entries[index]);
             if let Some(lack) = self.lack(now, state, keyspace, &entries[index]) {
                 self.queues.record_lack(place, queue, lack);
@@ -174,7 +169,7 @@ impl Node {
             }
         }
         let free = FreeKeys {
-            db: in_db,
+            db,
             keys: &names,
             hashes: &hashes,
             entries: &mut entries,
