@@ -1,6 +1,6 @@
 //! One node as the user names it: a URL or its short form.
 
-use quorlock_core::client::redact_url;
+use quorlock_core::redact_url;
 use url::Url;
 
 /// The schemes that the client library connects to. [`Endpoint::parse`] also accepts schemes of

@@ -7,9 +7,9 @@ use std::time::Duration;
 use crate::support::scripted::{
     LONG, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows, start,
 };
+use quorlock_core::NodeError;
 use quorlock_core::client::{
-    Acquire, Action, Command, Hold, NodeError, OutgoingRequest, Release, RequestId, Response,
-    limits,
+    Acquire, Action, Command, Hold, OutgoingRequest, Release, RequestId, Response, limits,
 };
 use quorlock_core::quorum::{ExtensionVerdict, Moment, Ownership, drift};
 use quorlock_core::{ClientRule, Fence, break_rule};

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use crate::support::scripted::{self, ScriptedCall, start};
 use crate::vectors::{Fields, Reader, bytes};
+use quorlock_core::NodeError;
 use quorlock_core::client::{
-    Action, Command, FenceProposals, Hold, Keys, Mode, NodeError, OutgoingRequest, Reason, Request,
-    RequestId, Response, RoundTrips, Spec, Token, limits,
+    Action, Command, FenceProposals, Hold, Keys, Mode, OutgoingRequest, Reason, Request, RequestId,
+    Response, RoundTrips, Spec, Token, limits,
 };
 use quorlock_core::node_set::{Admission, AgreedSet, InvalidSet, NodeSet, SetReport, agree};
 use quorlock_core::quorum::{

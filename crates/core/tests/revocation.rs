@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use crate::support::scripted::{Client, TTL, ms, start, ticket};
-use quorlock_core::client::{
-    LeaseInfo, NodeError, NodeRevocation, Revocation, RevocationState, RevokeCommand, RevokeMode,
-    RevokeReply, limits,
+use quorlock_core::NodeError;
+use quorlock_core::client::limits;
+use quorlock_core::operator::{
+    LeaseInfo, NodeRevocation, Revocation, RevocationState, RevokeCommand, RevokeMode, RevokeReply,
 };
 use quorlock_core::quorum::Moment;
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::scripted::{Client, LONG, granted, held, spec, start};
+use quorlock_core::NodeError;
 use quorlock_core::client::{
-    Command, Context, Failure, Keys, LocalQueue, Mode, NodeError, Request, Response, Shard,
-    ShardAction, Spec,
+    Command, Context, Failure, Keys, LocalQueue, Mode, Request, Response, Shard, ShardAction, Spec,
 };
 use quorlock_core::quorum::Moment;
 

@@ -6,9 +6,8 @@ use crate::support::scripted::{
     Client, LONG, NO_WAIT, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms,
     shows, spec, ticket,
 };
-use quorlock_core::client::{
-    Acquire, Answer, Keys, NodeError, Outcome, Reason, Response, Token, limits,
-};
+use quorlock_core::client::{Acquire, Keys, Outcome, Reason, Response, Token, limits};
+use quorlock_core::{Answer, NodeError};
 use quorlock_core::{ClientRule, Fence};
 
 #[test]

@@ -150,7 +150,7 @@ fn count(findings: &[Finding], severity: Severity) -> u64 {
 mod tests {
     use std::time::Duration;
 
-    use quorlock_core::client::NodeError;
+    use quorlock_core::NodeError;
     use quorlock_core::node_set::SetReport;
     use unicode_width::UnicodeWidthStr as _;
 

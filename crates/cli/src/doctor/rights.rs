@@ -1,6 +1,6 @@
 //! Which rights the ACL user of a program lacks: to run a command, or to use the key of `--lock`.
 
-use quorlock_core::client::NodeError;
+use quorlock_core::NodeError;
 use redis::{Pipeline, Value};
 
 use crate::fleet::{Finding, Node, Replies, replies};

@@ -1,6 +1,6 @@
 //! What is wrong with a node, and what to do about it.
 
-use quorlock_core::client::NodeError;
+use quorlock_core::NodeError;
 use quorlock_core::node::Unwritable;
 use serde::Serialize;
 

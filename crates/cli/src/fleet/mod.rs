@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
 use quorlock_client::{connect_or_explain, read_error};
-use quorlock_core::client::NodeError;
+use quorlock_core::NodeError;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, FromRedisValue, Pipeline, Value, cmd};
 use tokio::sync::Mutex;

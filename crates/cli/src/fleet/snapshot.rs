@@ -2,7 +2,8 @@
 //! vote.
 
 use quorlock_client::SystemRandom;
-use quorlock_core::client::{ClientState, LinkAction, Links, NodeError};
+use quorlock_core::NodeError;
+use quorlock_core::client::{ClientState, LinkAction, Links};
 use quorlock_core::node_set::NodeSet;
 use quorlock_core::quorum::{Majority, Moment};
 use serde_json::{Value, json};

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-pub use quorlock_core::client::{Answer, NodeError};
 use quorlock_core::quorum::Majority;
 use quorlock_core::rounded;
+pub use quorlock_core::{Answer, NodeError};
 
 use super::Holder;
 

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::time::Duration;
 
-pub use quorlock_core::client::{HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo};
+pub use quorlock_core::operator::{HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo};
 
 use quorlock_core::{rounded, time_in_units};
 

@@ -7,9 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use quorlock_core::Ttl;
-use quorlock_core::client::{
-    Answer, Context, Failure, Keys, Mode, NodeError, Reason, Shard, Spec, limits,
-};
+use quorlock_core::client::{Context, Failure, Keys, Mode, Reason, Shard, Spec, limits};
+use quorlock_core::{Answer, NodeError};
 use scopeguard::{ScopeGuard, guard};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use quorlock_core::client::{Keys, LeaseInfo, Listing, NodeError, inspection_routes, limits};
+use quorlock_core::NodeError;
+use quorlock_core::client::{Keys, limits};
+use quorlock_core::operator::{LeaseInfo, Listing, inspection_routes};
 use tokio::time::timeout;
 
 use crate::driver::Network;
@@ -63,7 +65,7 @@ pub(crate) async fn main_lease(
     });
     // The nodes that have answered by then decide.
     let _ = asked.await;
-    quorlock_core::client::main_lease(&answers)
+    quorlock_core::operator::main_lease(&answers)
 }
 
 /// See [`crate::Quorum::larger_permits`].

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use quorlock_core::client::{RevokeMode, Spec, limits, summarize};
+use quorlock_core::client::{Spec, limits};
+use quorlock_core::operator::{RevokeMode, summarize};
 use quorlock_core::quorum::Majority;
 use tokio::runtime::Handle;
 use tokio::time::timeout;

@@ -7,7 +7,8 @@ use std::time::Duration;
 use ::redis::ConnectionAddr;
 use ::redis::{Client, ConnectionInfo, IntoConnectionInfo as _, RedisError, RedisResult};
 
-use quorlock_core::client::{limits, redact_url, unsupported_scheme};
+use quorlock_core::client::limits;
+use quorlock_core::{redact_url, unsupported_scheme};
 
 use crate::driver::NodeInfo;
 use crate::transport::{Endpoint, WaitConnectionPool};

@@ -4,8 +4,10 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use quorlock_core::client::{self, NodeError, RevokeMode, RevokeReply, limits};
-pub use quorlock_core::client::{NodeRevocation, RevocationState};
+use quorlock_core::NodeError;
+use quorlock_core::client::limits;
+use quorlock_core::operator::{self, RevokeMode, RevokeReply};
+pub use quorlock_core::operator::{NodeRevocation, RevocationState};
 use quorlock_core::quorum::Moment;
 
 use crate::clock;
@@ -22,7 +24,7 @@ type PendingReply = BoxFuture<'static, (usize, Moment, Result<RevokeReply, NodeE
 #[must_use = "nodes that did not answer are asked again only while this is awaited"]
 pub struct Revocation {
     network: Arc<Network>,
-    machine: client::Revocation,
+    machine: operator::Revocation,
     key: Arc<[u8]>,
     pending: FuturesUnordered<PendingReply>,
 }
@@ -57,7 +59,7 @@ impl Revocation {
     pub(crate) fn start(network: &Arc<Network>, key: &[u8], mode: RevokeMode) -> Self {
         let mut this = Self {
             network: Arc::clone(network),
-            machine: network.with_context(|ctx| client::Revocation::new(mode, ctx)),
+            machine: network.with_context(|ctx| operator::Revocation::new(mode, ctx)),
             key: key.into(),
             pending: FuturesUnordered::new(),
         };

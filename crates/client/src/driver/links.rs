@@ -2,8 +2,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use quorlock_core::NodeError;
 use quorlock_core::client::{
-    ClientState, Hello, LinkAction, LinkHealth, Links, NodeError, Notice, Topology, limits,
+    ClientState, Hello, LinkAction, LinkHealth, Links, Notice, Topology, limits,
 };
 use quorlock_core::quorum::Moment;
 use tokio::sync::{mpsc, watch};

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use quorlock_core::Ttl;
-use quorlock_core::client::{Answer, ClientState, Context, NodeError, limits};
+use quorlock_core::client::{ClientState, Context, limits};
 use quorlock_core::quorum::Majority;
+use quorlock_core::{Answer, NodeError};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};

@@ -9,10 +9,9 @@ use std::mem;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use quorlock_core::client::{
-    Answer, Context, Failure, Keys, NodeError, Request, Response, Shard, ShardAction, Spec,
-};
+use quorlock_core::client::{Context, Failure, Keys, Request, Response, Shard, ShardAction, Spec};
 use quorlock_core::quorum::{ExtensionVerdict, Moment, ReleaseVerdict};
+use quorlock_core::{Answer, NodeError};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::sleep;

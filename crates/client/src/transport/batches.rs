@@ -10,7 +10,8 @@ use ::redis::aio::MultiplexedConnection;
 use ::redis::{Cmd, Pipeline, RedisError, Value};
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
 use futures_util::stream::{FuturesOrdered, StreamExt as _};
-use quorlock_core::client::{NodeError, Response};
+use quorlock_core::NodeError;
+use quorlock_core::client::Response;
 use tokio::sync::Notify;
 use tokio::task::unconstrained;
 use tokio_util::task::AbortOnDropHandle;
@@ -223,8 +224,9 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
+    use quorlock_core::NodeError;
     use quorlock_core::Ttl;
-    use quorlock_core::client::{Command, Keys, NodeError, Request, Response, Spec, Token};
+    use quorlock_core::client::{Command, Keys, Request, Response, Spec, Token};
     use quorlock_testkit::Server;
     use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
     use tokio::time::timeout;

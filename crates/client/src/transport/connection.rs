@@ -6,7 +6,8 @@ use ::redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, Pipeline, ProtocolVersion,
     RedisError, RedisResult, Value,
 };
-use quorlock_core::client::{Hello, NodeError, Response, limits};
+use quorlock_core::NodeError;
+use quorlock_core::client::{Hello, Response, limits};
 use tokio::time::Instant;
 
 use super::batches::{Batches, UNANSWERED_MAX};

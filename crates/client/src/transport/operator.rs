@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use ::redis::{FromRedisValue, Pipeline, Value, from_redis_value};
 use quorlock_core::Fence;
-use quorlock_core::client::{
-    LeaseInfo, LockMode, NodeError, RevokeCommand, RevokeReply, WaiterInfo, inspection_answer,
-    limits,
+use quorlock_core::NodeError;
+use quorlock_core::client::limits;
+use quorlock_core::operator::{
+    LeaseInfo, LockMode, RevokeCommand, RevokeReply, WaiterInfo, inspection_answer,
 };
 
 use super::Connection;

@@ -7,7 +7,8 @@ use std::future::pending;
 use std::io;
 
 use ::redis::ConnectionAddr;
-use quorlock_core::client::{NodeError, limits};
+use quorlock_core::NodeError;
+use quorlock_core::client::limits;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};

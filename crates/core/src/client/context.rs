@@ -1,7 +1,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::{FenceProposals, NodeError, RoundTrips, Token, limits};
+use super::{FenceProposals, RoundTrips, Token, limits};
+use crate::NodeError;
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{Majority, Moment};
 
@@ -136,7 +137,7 @@ impl Topology {
 
     /// The connection for a request that only reads, even if the admission is undecided because too
     /// few nodes are connected.
-    pub(super) fn route_inspect(&self, node: usize) -> Result<u64, NodeError> {
+    pub(crate) fn route_inspect(&self, node: usize) -> Result<u64, NodeError> {
         let status = &self.nodes[node];
         match &status.admission {
             Err(NodeError::AwaitsMajority) | Ok(()) => status.link.clone(),
@@ -148,7 +149,7 @@ impl Topology {
     ///
     /// `was_asked` says whether the node was sent an ACQUIRE; it is true for a revocation.
     /// A server that is listed under two names must not confirm the lock twice.
-    pub(super) fn route_held(&self, node: usize, was_asked: bool) -> Result<u64, NodeError> {
+    pub(crate) fn route_held(&self, node: usize, was_asked: bool) -> Result<u64, NodeError> {
         let status = &self.nodes[node];
         match &status.admission {
             Err(error @ NodeError::SameServer { .. }) => Err(error.clone()),

@@ -8,14 +8,15 @@ use super::Spec;
 use super::late_timer::LateTimer;
 use super::reach::Reach;
 use super::{
-    Action, Answer, Command, Context, Delivery, Mode, NodeError, OutgoingRequest, Release, Request,
-    RequestId, Response, Token, Topology, limits,
+    Action, Command, Context, Delivery, Mode, OutgoingRequest, Release, Request, RequestId,
+    Response, Token, Topology, limits,
 };
 use crate::Fence;
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{
     Extension, ExtensionVerdict, LossReason, Majority, Moment, Ownership, OwnershipState, Win,
 };
+use crate::{Answer, NodeError};
 
 /// A held lock, from the grant to the end: ownership, extension, repair, release.
 ///

@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 
 use super::context::{NodeStatus, Topology};
 use super::late_timer::LateTimer;
-use super::{ClientState, Hello, NodeError, Random, limits};
+use super::{ClientState, Hello, Random, limits};
+use crate::NodeError;
 use crate::node_set::{Admission, AgreedSet, SetReport, agree};
 use crate::quorum::Moment;
 

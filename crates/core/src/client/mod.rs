@@ -13,15 +13,9 @@
 //! - [`Hello`]: what a node reports about itself when a client connects.
 //! - [`Shard`]: all calls, locks and releases of a client, or of a part of its keys.
 //! - [`LocalQueue`]: the queue in which calls of this program wait for their turn.
-//! - [`summarize`]: merges the answers of the nodes about a key into a [`LockState`].
-//! - [`Listing`]: the locks that the nodes list, merged by key.
-//! - [`Revocation`]: revokes a lock on all nodes.
 //! - [`ClientState`]: the state that all locks of a client share. [`RoundTrips`]: the smoothed
 //!   round trip of each node. [`FenceProposals`]: which fence to propose.
 //! - [`Topology`]: the connection of each node, and whether the node may vote now.
-//! - [`NodeError`]: why a node did not vote, and whether the reason is permanent.
-//! - [`redact_url`]: the URL of a node as it may be shown. [`unsupported_scheme`]: why a URL cannot
-//!   be a node.
 //! - [`Context`]: what a driver passes to a machine with each event.
 //! - [`Command`], [`Request`], [`Response`]: what a machine sends to a node, and what it receives.
 //! - [`Keys`], [`Token`]: the keys of a lock, and the proof of who holds it.
@@ -31,19 +25,14 @@ mod context;
 mod fence_proposals;
 mod hello;
 mod hold;
-mod inspection;
 mod keys;
 mod late_timer;
 pub mod limits;
 mod links;
-mod listing;
 mod local_queue;
-mod node_error;
-mod node_url;
 mod reach;
 mod release;
 mod request;
-mod revocation;
 mod round_trips;
 mod shard;
 mod spec;
@@ -54,22 +43,11 @@ pub use context::{ClientState, Context, NodeStatus, Places, Random, Topology};
 pub use fence_proposals::FenceProposals;
 pub use hello::Hello;
 pub use hold::Hold;
-pub use inspection::{
-    HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo, inspection_answer, inspection_routes,
-    main_lease, summarize,
-};
 pub use keys::{InvalidKeys, Keys};
 pub use links::{LinkAction, LinkHealth, Links, Notice};
-pub use listing::{ListedLock, Listing};
 pub use local_queue::{CalledNumbers, LocalQueue};
-pub use node_error::{Answer, NodeError};
-pub use node_url::{redact_url, unsupported_scheme};
 pub use release::Release;
 pub use request::{Action, Command, Delivery, OutgoingRequest, Request, RequestId, Response};
-pub use revocation::{
-    NodeRevocation, Revocation, RevocationState, RevokeCommand, RevokeMode, RevokeReply,
-    RevokeRequest,
-};
 pub use round_trips::RoundTrips;
 pub use shard::{Shard, ShardAction};
 pub use spec::{InvalidSpec, Spec};

@@ -6,11 +6,12 @@ use super::Spec;
 use super::late_timer::LateTimer;
 use super::reach::Reach;
 use super::{
-    Action, Answer, Command, Context, Delivery, NodeError, OutgoingRequest, Request, RequestId,
-    Response, Token, limits,
+    Action, Command, Context, Delivery, OutgoingRequest, Request, RequestId, Response, Token,
+    limits,
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{self, Moment, ReleaseVerdict};
+use crate::{Answer, NodeError};
 
 /// The RELEASEs have round numbers above this one, and the requests of calls and locks below.
 const LAST_WAIT_ROUND: u32 = u32::MAX / 2;

@@ -1,9 +1,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Answer, NodeError, Outcome, Release, Spec, Token};
+use super::{Outcome, Release, Spec, Token};
 use crate::Fence;
 use crate::quorum::ExtensionVerdict;
+use crate::{Answer, NodeError};
 
 /// Identifies a request within the state machine that sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -98,7 +99,7 @@ pub enum Action {
 }
 
 /// A request to send through one of the client's shared connections. If the connection is closed,
-/// respond with [`NodeError::connection_lost`](super::NodeError::connection_lost).
+/// respond with [`NodeError::connection_lost`](crate::NodeError::connection_lost).
 #[derive(Clone, Debug)]
 pub struct OutgoingRequest {
     /// Identifies the response.

@@ -10,11 +10,12 @@ use smallvec::SmallVec;
 
 use super::local_queue::LocalQueue;
 use super::{
-    Acquire, Action, Answer, Context, Failure, Hold, Keys, NodeError, Outcome, OutgoingRequest,
-    Release, Request, RequestId, Response, Spec, Token, limits,
+    Acquire, Action, Context, Failure, Hold, Keys, Outcome, OutgoingRequest, Release, Request,
+    RequestId, Response, Spec, Token, limits,
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{ExtensionVerdict, Moment, Ownership};
+use crate::{Answer, NodeError};
 
 /// The machines of a client for some of its keys, and the queues of its own calls.
 ///

@@ -1,7 +1,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Context, Keys, Mode, NodeError, limits};
+use super::{Context, Keys, Mode, limits};
+use crate::NodeError;
 use crate::Ttl;
 
 /// Describes a lock to acquire. [`Spec::check`] says whether it is valid.

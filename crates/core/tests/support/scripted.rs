@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use quorlock_core::NodeError;
 use quorlock_core::client::{
-    Acquire, Action, ClientState, Command, Context, Hold, Keys, NodeError, NodeStatus, Outcome,
+    Acquire, Action, ClientState, Command, Context, Hold, Keys, NodeStatus, Outcome,
     OutgoingRequest, Random, Reason, Release, RequestId, Response, Spec, Token, Topology, limits,
 };
 use quorlock_core::quorum::{Majority, Moment, Ownership};

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Answer, Command, Failure, NodeError, Release, Request, Response, Shard, Spec, Token, limits,
+    Command, Failure, Release, Request, Response, Shard, Spec, Token, limits,
 };
 use quorlock_core::quorum::{ExtensionVerdict, Moment, Ownership};
+use quorlock_core::{Answer, NodeError};
 
 use super::claims::MachineId;
 use super::clock::{MS, Ns};

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use quorlock_core::NodeError;
 use quorlock_core::client::{
-    Hello, LinkAction, Links, NodeError, Response, Shard, ShardAction, Spec, Token, limits,
+    Hello, LinkAction, Links, Response, Shard, ShardAction, Spec, Token, limits,
 };
 use quorlock_core::node_set::SetReport;
 use quorlock_core::quorum::{Moment, Ownership};

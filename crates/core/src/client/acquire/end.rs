@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::node::State;
 use super::{Acquire, Failure, Outcome, Phase, Reason};
+use crate::Answer;
 use crate::client::hold::HeldNode;
-use crate::client::{Action, Answer, Context, Hold, Release};
+use crate::client::{Action, Context, Hold, Release};
 use crate::quorum::{Validity, Win};
 
 impl Acquire {

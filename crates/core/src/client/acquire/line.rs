@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::node::{Node, State};
 use super::{Acquire, Partial, Phase};
+use crate::NodeError;
 use crate::client::reach::Reach;
-use crate::client::{Action, Command, Context, NodeError, Release, Request, limits};
+use crate::client::{Action, Command, Context, Release, Request, limits};
 use crate::mutants::{ClientRule, is_broken};
 
 impl Acquire {

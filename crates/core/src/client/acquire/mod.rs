@@ -15,12 +15,10 @@ use std::time::Duration;
 
 use self::node::{Node, State};
 use super::late_timer::LateTimer;
-use super::{
-    Action, Answer, Command, Context, Hold, Request, RequestId, Response, Spec, Token, limits,
-};
-use crate::Fence;
+use super::{Action, Command, Context, Hold, Request, RequestId, Response, Spec, Token, limits};
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{Acquisition, Moment, Step, Validity, Vote};
+use crate::{Answer, Fence};
 
 /// One call for a lock, up to the lock or the error.
 ///

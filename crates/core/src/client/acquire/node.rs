@@ -8,11 +8,11 @@ use crate::Fence;
 use crate::client::hold::{Straggler, StragglerKind};
 use crate::client::reach::Reach;
 use crate::client::{
-    Action, Answer, Command, Context, Delivery, NodeError, OutgoingRequest, Request, RequestId,
-    Response, Spec, limits,
+    Action, Command, Context, Delivery, OutgoingRequest, Request, RequestId, Response, Spec, limits,
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{FenceAnswer, Moment, Validity};
+use crate::{Answer, NodeError};
 
 #[derive(Debug, Default)]
 pub(super) struct Node {

@@ -2,9 +2,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::iter::repeat_n;
 use std::time::Duration;
 
-use super::{NodeError, Topology};
-use crate::Fence;
+use crate::client::Topology;
 use crate::quorum::Majority;
+use crate::{Fence, NodeError};
 
 /// A key that is taken on one node, as the node describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 
 use super::inspection::{inspection_answer, summarize};
-use super::{LeaseInfo, LockState, NodeError};
+use super::{LeaseInfo, LockState};
+use crate::NodeError;
 use crate::quorum::Majority;
 
 /// The locks that the nodes list, merged by key: the first ones in the order of their keys.

@@ -1,9 +1,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Context, LeaseInfo, NodeError, limits};
-use crate::Fence;
+use super::LeaseInfo;
+use crate::client::{Context, limits};
 use crate::quorum::{Majority, Moment};
+use crate::{Fence, NodeError};
 
 /// The revocation of the lock on a key, from the first request until the lock is over.
 ///
