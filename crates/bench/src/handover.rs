@@ -1,5 +1,5 @@
-//! Handovers of a lock: on one node beside a PING, between clients on several nodes, between tasks of
-//! one client, and between clients while a node fails.
+//! Handovers of a lock: on one node beside a PING, between clients on several nodes, between tasks
+//! of one client, and between clients while a node fails.
 
 use std::pin::pin;
 use std::time::{Duration, Instant};

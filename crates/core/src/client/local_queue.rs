@@ -8,8 +8,8 @@ use super::Mode;
 
 /// The queue of the calls for one set of keys, first in, first out.
 ///
-/// At its head, one call uses the network, or several adjacent calls that share the lock. Calls that
-/// do not wait do not queue.
+/// At its head, one call uses the network, or several adjacent calls that share the lock. Calls
+/// that do not wait do not queue.
 ///
 /// Calls that have only some keys in common compete on the servers. If they queued here, two of
 /// them could wait for each other: one for the head of a queue here, the other for a lock on the

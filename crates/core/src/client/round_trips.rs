@@ -8,8 +8,8 @@ use super::limits;
 ///
 /// A shorter sample replaces the estimate, and a longer one raises it by an eighth of the
 /// difference, because delays outside the network only lengthen a sample. Each time-out doubles
-/// the estimate, up to the time in which a node must connect. Late answers are samples too, so the estimate follows a path that becomes slow.
-/// Waits are not sampled.
+/// the estimate, up to the time in which a node must connect. Late answers are samples too, so the
+/// estimate follows a path that becomes slow. Waits are not sampled.
 #[derive(Debug)]
 pub struct RoundTrips {
     estimates_us: Box<[AtomicU64]>,

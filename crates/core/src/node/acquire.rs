@@ -409,8 +409,8 @@ impl Node {
         Ok(fence)
     }
 
-    /// Adds the leases of a granted lock, and plans a check of each key with waiters at its deadline.
-    /// Returns the lease of the first key.
+    /// Adds the leases of a granted lock, and plans a check of each key with waiters at its
+    /// deadline. Returns the lease of the first key.
     pub(super) fn insert<'k>(
         &mut self,
         hashes: &[u64],

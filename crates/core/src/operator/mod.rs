@@ -1,5 +1,5 @@
-//! What an operator asks the nodes: who holds a lock, which locks there are, and to end one. Nothing
-//! here acquires a lock.
+//! What an operator asks the nodes: who holds a lock, which locks there are, and to end one.
+//! Nothing here acquires a lock.
 //!
 //! - [`summarize`]: what the answers of the nodes about one key mean together.
 //! - [`Listing`]: the locks of all nodes, merged.
