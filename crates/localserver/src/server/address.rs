@@ -18,11 +18,7 @@ const PING_TIMEOUT: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) enum Address {
     Unix(PathBuf),
-    Tcp {
-        port: ReservedPort,
-        /// If so, another port may replace this one before the start returns.
-        chosen_by_system: bool,
-    },
+    Tcp(ReservedPort),
 }
 
 impl Address {
@@ -41,19 +37,14 @@ impl Address {
 
     /// Reserves `port`, or any free port if it is `None`.
     pub(super) fn tcp(port: Option<u16>) -> Result<Self, StartError> {
-        let chosen_by_system = port.is_none();
-        let port = ReservedPort::new(port).map_err(|source| StartError::Port { port, source })?;
-        Ok(Self::Tcp { port, chosen_by_system })
-    }
-
-    pub(super) fn has_system_chosen_port(&self) -> bool {
-        matches!(self, Self::Tcp { chosen_by_system: true, .. })
+        let reserved = ReservedPort::new(port);
+        reserved.map(Self::Tcp).map_err(|source| StartError::Port { port, source })
     }
 
     pub(super) fn url(&self) -> String {
         match self {
             Self::Unix(path) => format!("redis+unix://{}", path.display()),
-            Self::Tcp { port, .. } => format!("redis://127.0.0.1:{}/", port.number()),
+            Self::Tcp(port) => format!("redis://127.0.0.1:{}/", port.number()),
         }
     }
 
@@ -62,7 +53,7 @@ impl Address {
             Self::Unix(path) => {
                 vec![("port", "0".into()), ("unixsocket", path.display().to_string())]
             }
-            Self::Tcp { port, .. } => {
+            Self::Tcp(port) => {
                 vec![("port", port.number().to_string()), ("bind", "127.0.0.1".into())]
             }
         }
@@ -76,7 +67,7 @@ impl Address {
                 stream.set_read_timeout(Some(PING_TIMEOUT))?;
                 ping(stream)
             }),
-            Self::Tcp { port, .. } => {
+            Self::Tcp(port) => {
                 let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port.number()));
                 TcpStream::connect_timeout(&address, PING_TIMEOUT).and_then(|stream| {
                     stream.set_read_timeout(Some(PING_TIMEOUT))?;
@@ -100,11 +91,11 @@ fn ping(mut stream: impl Read + Write) -> io::Result<bool> {
 ///
 /// A socket is bound to the port and never listens. As long as this value lives, programs that do
 /// not set `SO_REUSEADDR` cannot bind the port. Programs that set it, as servers do, can listen
-/// there. Only Linux works this way: on other systems, the port was free when it was chosen.
+/// there.
 #[derive(Debug)]
 pub struct ReservedPort {
     number: u16,
-    _socket: Option<TcpSocket>,
+    _socket: TcpSocket,
 }
 
 impl ReservedPort {
@@ -114,7 +105,7 @@ impl ReservedPort {
         socket.set_reuseaddr(true)?;
         socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, number.unwrap_or(0))))?;
         let number = socket.local_addr()?.port();
-        Ok(Self { number, _socket: cfg!(target_os = "linux").then_some(socket) })
+        Ok(Self { number, _socket: socket })
     }
 
     /// Returns the number of the port.

@@ -28,9 +28,6 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 
 const LOG_TAIL_LINES: usize = 20;
 
-/// Largest number of attempts to start a server, if other programs take its port.
-const START_ATTEMPTS_MAX: u32 = 5;
-
 /// Time limit for a server to end: more than the ten seconds that it waits for its replicas.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
 
@@ -73,18 +70,8 @@ impl Server {
         settings: ServerBuilder,
     ) -> Result<Self, StartError> {
         let mut server = Self { process: None, settings, address, directory };
-        for _ in 1..START_ATTEMPTS_MAX {
-            match server.launch() {
-                Err(StartError::Exited { log_tail, .. })
-                    if log_tail.contains("Address already in use")
-                        && server.address.has_system_chosen_port() =>
-                {
-                    server.address = Address::tcp(None)?;
-                }
-                launched => return launched.map(|()| server),
-            }
-        }
-        server.launch().map(|()| server)
+        server.restart()?;
+        Ok(server)
     }
 
     /// Returns the address of the server, running or not: `redis://127.0.0.1:port/` or
@@ -101,7 +88,7 @@ impl Server {
     #[track_caller]
     pub fn port(&self) -> u16 {
         match self.address {
-            Address::Tcp { ref port, .. } => port.number(),
+            Address::Tcp(ref port) => port.number(),
             Address::Unix(_) => panic!("the server at {} listens on no port", self.url()),
         }
     }
@@ -196,7 +183,8 @@ impl Server {
     /// Starts the server again with the same directory and address. Kills it first if it runs.
     pub fn restart(&mut self) -> Result<(), StartError> {
         self.kill();
-        self.launch()
+        self.process = Some(self.launch()?);
+        Ok(())
     }
 
     /// Sets a directive of redis.conf from the next [`Server::restart`] on.
@@ -213,12 +201,7 @@ impl Server {
         }
     }
 
-    fn launch(&mut self) -> Result<(), StartError> {
-        self.process = Some(self.launch_process()?);
-        Ok(())
-    }
-
-    fn launch_process(&self) -> Result<Process, StartError> {
+    fn launch(&self) -> Result<Process, StartError> {
         let log = self.directory.log_for_appending()?;
         let log_again = self.directory.log_for_appending()?;
         let skipped_bytes = log.metadata().map_or(0, |metadata| metadata.len());
