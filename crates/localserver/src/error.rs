@@ -51,17 +51,6 @@ pub enum StartError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// The path of the socket is longer than the operating system allows.
-    #[error("{} is {length_bytes} bytes long, and the path of a unix socket may have at most {limit_bytes}: choose a shorter \
-             directory, or let the server listen on TCP", path.display())]
-    SocketPathTooLong {
-        /// The path of the socket.
-        path: PathBuf,
-        /// Its length in bytes.
-        length_bytes: usize,
-        /// The limit in bytes.
-        limit_bytes: usize,
-    },
     /// The port is in use, or no port is free.
     #[error("{}: {source}", display_unavailable(*port))]
     Port {

@@ -88,13 +88,6 @@ fn failed_start_is_reported_at_once_with_its_own_log() {
 }
 
 #[test]
-fn directory_too_deep_for_a_socket_is_reported() {
-    let chosen = tempfile::tempdir().unwrap();
-    let error = Server::builder().dir(chosen.path().join("d".repeat(100))).start().unwrap_err();
-    assert!(matches!(error, StartError::SocketPathTooLong { .. }), "{error}");
-}
-
-#[test]
 fn nodes_that_cannot_all_start_are_reported_and_stopped() {
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let error = Nodes::start_with(2, |index, builder| {

@@ -8,9 +8,6 @@ use tokio::net::TcpSocket;
 
 use crate::StartError;
 
-/// The longest path of a unix socket: `sun_path` has 108 bytes on Linux, and the last is a zero.
-const SOCKET_PATH_MAX_BYTES: usize = 107;
-
 /// Time limit of one PING. After it, `Server::wait_for_answer` checks whether the process exited.
 const PING_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -22,17 +19,8 @@ pub(super) enum Address {
 }
 
 impl Address {
-    pub(super) fn unix_in(directory: &Path) -> Result<Self, StartError> {
-        let path = directory.join("s");
-        let length_bytes = path.as_os_str().len();
-        if length_bytes > SOCKET_PATH_MAX_BYTES {
-            return Err(StartError::SocketPathTooLong {
-                path,
-                length_bytes,
-                limit_bytes: SOCKET_PATH_MAX_BYTES,
-            });
-        }
-        Ok(Self::Unix(path))
+    pub(super) fn unix_in(directory: &Path) -> Self {
+        Self::Unix(directory.join("s"))
     }
 
     /// Reserves `port`, or any free port if it is `None`.

@@ -154,7 +154,7 @@ impl ServerBuilder {
         };
         let directory = Directory::prepare(self.directory.clone())?;
         let address = match self.listen {
-            Listen::Unix => Address::unix_in(directory.path())?,
+            Listen::Unix => Address::unix_in(directory.path()),
             Listen::Tcp { port } => Address::tcp(port)?,
         };
         Server::start(directory, address, self)
