@@ -1,9 +1,9 @@
-use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use redis::{Client, Connection, RedisResult, cmd};
 use tokio::net::TcpSocket;
 
 use crate::StartError;
@@ -47,32 +47,22 @@ impl Address {
         }
     }
 
+    /// Returns a new connection, with this limit for connecting, and for each read and write.
+    pub(super) fn connect(&self, limit: Duration) -> RedisResult<Connection> {
+        let connection = Client::open(self.url())?.get_connection_with_timeout(limit)?;
+        connection.set_read_timeout(Some(limit))?;
+        connection.set_write_timeout(Some(limit))?;
+        Ok(connection)
+    }
+
     /// Returns whether a server answers here and has loaded its data. A server with a password may
     /// still be loading: it checks the password before it reports that it is loading.
     pub(super) fn answers_ping(&self) -> bool {
-        let answered = match self {
-            Self::Unix(path) => UnixStream::connect(path).and_then(|stream| {
-                stream.set_read_timeout(Some(PING_TIMEOUT))?;
-                ping(stream)
-            }),
-            Self::Tcp(port) => {
-                let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port.number()));
-                TcpStream::connect_timeout(&address, PING_TIMEOUT).and_then(|stream| {
-                    stream.set_read_timeout(Some(PING_TIMEOUT))?;
-                    ping(stream)
-                })
-            }
-        };
-        answered.unwrap_or(false)
+        let answer =
+            self.connect(PING_TIMEOUT).and_then(|mut connection| cmd("PING").exec(&mut connection));
+        // NOAUTH is the answer of a server with a password. It runs, and the caller can log in.
+        answer.map_or_else(|error| error.code() == Some("NOAUTH"), |()| true)
     }
-}
-
-fn ping(mut stream: impl Read + Write) -> io::Result<bool> {
-    stream.write_all(b"PING\r\n")?;
-    let mut answer = [0; 5];
-    stream.read_exact(&mut answer)?;
-    // NOAUTH is the answer of a server with a password. The server runs, and the caller can log in.
-    Ok(matches!(&answer, b"+PONG" | b"-NOAU"))
 }
 
 /// A TCP port of 127.0.0.1 for a program that this process starts.

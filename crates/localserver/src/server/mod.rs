@@ -127,13 +127,9 @@ impl Server {
         }
     }
 
-    /// Returns a new connection, with a limit of 5 s for each read and write.
+    /// Returns a new connection, with a limit of 5 s for connecting, and for each read and write.
     pub fn try_connection(&self) -> redis::RedisResult<redis::Connection> {
-        let connection =
-            redis::Client::open(self.url())?.get_connection_with_timeout(CONNECTION_TIMEOUT)?;
-        connection.set_read_timeout(Some(CONNECTION_TIMEOUT))?;
-        connection.set_write_timeout(Some(CONNECTION_TIMEOUT))?;
-        Ok(connection)
+        self.address.connect(CONNECTION_TIMEOUT)
     }
 
     /// Returns whether the process of the server runs. A paused process counts as running.
