@@ -186,8 +186,7 @@ impl FleetNode {
             Accident::ClockStep { by_s } => {
                 let clock = &self.injectors.clock;
                 ensure!(clock.is_read_by(&self.server), "the server does not read this clock");
-                clock.correct();
-                clock.step_ms(by_s * 1000);
+                clock.set_ahead_ms(by_s * 1000);
             }
             Accident::Eviction => {
                 evict(&mut self.server.try_connection()?).context("evict")?;
@@ -215,7 +214,7 @@ impl FleetNode {
                     self.state = State::Running;
                 }
             }
-            Accident::ClockStep { .. } => self.injectors.clock.correct(),
+            Accident::ClockStep { .. } => self.injectors.clock.set_ahead_ms(0),
             Accident::Eviction | Accident::Reload => {}
             Accident::Cut | Accident::Hold(_) | Accident::Drop(_) | Accident::Delay(..) => {
                 self.networks[network].heal();

@@ -1,14 +1,9 @@
-// The only module of this crate that shares memory with another process.
-#![allow(unsafe_code)]
-
 use std::fs::File;
-use std::io;
-use std::ptr::{self, NonNull};
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use quorlock_localserver::Server;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::Preload;
 
@@ -46,35 +41,49 @@ const NS_PER_MS: i64 = 1_000_000;
 #[derive(Clone, Debug)]
 pub struct WallClock {
     pub(super) preload: Arc<Preload>,
-    ahead_ns: Arc<SharedNumber>,
+    ahead_ms: Arc<AtomicI64>,
 }
 
 impl WallClock {
     /// # Panics
     ///
-    /// When a temporary file cannot be written or mapped.
+    /// When a temporary file cannot be written.
     #[track_caller]
     pub fn new() -> Self {
         let preload = Preload::write(OBJECT, "QUORLOCK_WALL_CLOCK", &0_i64.to_ne_bytes());
-        match SharedNumber::map(&preload) {
-            Ok(ahead_ns) => Self { preload: Arc::new(preload), ahead_ns: Arc::new(ahead_ns) },
-            Err(error) => panic!("the file of a wall clock cannot be mapped: {error}"),
-        }
+        Self { preload: Arc::new(preload), ahead_ms: Arc::default() }
     }
 
     /// Steps the clock ahead by `ms` milliseconds, or back when `ms` is negative.
+    ///
+    /// # Panics
+    ///
+    /// When the file that the servers read cannot be written.
+    #[track_caller]
     pub fn step_ms(&self, ms: i64) {
-        self.ahead_ns.get().fetch_add(ms.saturating_mul(NS_PER_MS), Ordering::Relaxed);
+        self.set_ahead_ms(self.ahead_ms().saturating_add(ms));
     }
 
-    /// Steps the clock to the right time again.
-    pub fn correct(&self) {
-        self.ahead_ns.get().store(0, Ordering::Relaxed);
+    /// Steps the clock so that it is this many milliseconds ahead, or behind when `ms` is negative.
+    ///
+    /// # Panics
+    ///
+    /// When the file that the servers read cannot be written.
+    #[track_caller]
+    pub fn set_ahead_ms(&self, ms: i64) {
+        let ns = ms.saturating_mul(NS_PER_MS).to_ne_bytes();
+        // The servers have mapped the file, so it must not be truncated. One write of eight aligned
+        // bytes replaces the number at once.
+        let file = File::options().write(true).open(self.preload.data_file());
+        if let Err(error) = file.and_then(|file| file.write_all_at(&ns, 0)) {
+            panic!("the file of a wall clock cannot be written: {error}");
+        }
+        self.ahead_ms.store(ms, Relaxed);
     }
 
     /// Returns how many milliseconds the clock is ahead; negative when it is behind.
     pub fn ahead_ms(&self) -> i64 {
-        self.ahead_ns.get().load(Ordering::Relaxed) / NS_PER_MS
+        self.ahead_ms.load(Relaxed)
     }
 
     /// Returns whether the server, if it runs, was started with this clock.
@@ -86,40 +95,5 @@ impl WallClock {
 impl Default for WallClock {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-/// A number in a file that other processes map too.
-#[derive(Debug)]
-struct SharedNumber(NonNull<AtomicI64>);
-
-// SAFETY: threads may share the number: it is atomic, and mapped until this value is dropped.
-unsafe impl Send for SharedNumber {}
-// SAFETY: as above.
-unsafe impl Sync for SharedNumber {}
-
-impl SharedNumber {
-    fn map(preload: &Preload) -> io::Result<Self> {
-        let file = File::options().read(true).write(true).open(preload.data_file())?;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the system chooses the address of the new mapping, which replaces none.
-        let mapped = unsafe {
-            mmap(ptr::null_mut(), size_of::<AtomicI64>(), access, MapFlags::SHARED, &file, 0)
-        }?;
-        NonNull::new(mapped.cast()).map(Self).ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
-    }
-
-    fn get(&self) -> &AtomicI64 {
-        // SAFETY: the number is mapped, at the start of a page, until `self` is dropped. The file
-        // has eight bytes and is never shortened. Other processes only read it.
-        unsafe { self.0.as_ref() }
-    }
-}
-
-impl Drop for SharedNumber {
-    fn drop(&mut self) {
-        // SAFETY: `map` mapped this address with this length, and no reference outlives `self`.
-        let unmapped = unsafe { munmap(self.0.as_ptr().cast(), size_of::<AtomicI64>()) };
-        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
