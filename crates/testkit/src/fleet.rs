@@ -6,9 +6,6 @@ use redis::{Connection, cmd, pipe};
 
 use crate::{Direction, Inject as _, Nodes, PowerCut, Proxy, Server, ServerBuilder, WallClock};
 
-/// The database of the keys that make memory short.
-const FILLER_DB: u32 = 9;
-
 /// Nodes to which accidents happen, each behind its networks.
 pub struct Fleet {
     pub nodes: Vec<FleetNode>,
@@ -188,9 +185,7 @@ impl FleetNode {
                 ensure!(clock.is_read_by(&self.server), "the server does not read this clock");
                 clock.set_ahead_ms(by_s * 1000);
             }
-            Accident::Eviction => {
-                evict(&mut self.server.try_connection()?).context("evict")?;
-            }
+            Accident::Eviction => evict(&mut self.server.try_connection()?).context("evict")?,
             Accident::Reload => {
                 let connection = &mut self.server.try_connection()?;
                 cmd("DEBUG").arg("RELOAD").exec(connection).context("reload")?;
@@ -263,26 +258,13 @@ impl FleetNode {
     }
 }
 
-/// Lowers the memory limit and writes filler keys, so that the server evicts keys. Then removes the
-/// limit and the filler keys.
+/// Lets the server evict keys, by a memory limit that it exceeds until the limit is removed again.
+/// The server executes all of it in one turn, and evicts keys before each PING.
 fn evict(connection: &mut Connection) -> Result<()> {
-    const ROOM_BYTES: u64 = 256 << 10;
-    const BATCHES: usize = 30;
-    let used_bytes = info(connection, "memory", "used_memory")?;
-    cmd("CONFIG").arg("SET").arg("maxmemory").arg(used_bytes + ROOM_BYTES).exec(connection)?;
-    cmd("SELECT").arg(FILLER_DB).exec(connection)?;
-    for batch in 0..BATCHES {
-        let mut fill = pipe();
-        for n in 0..20 {
-            fill.cmd("SET").arg(batch * 20 + n).arg("x".repeat(1000)).arg("EX").arg(3600).ignore();
-        }
-        // The server refuses writes when no key is left to evict.
-        if fill.exec(connection).is_err() {
-            break;
-        }
-    }
-    cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).exec(connection)?;
-    Ok(cmd("FLUSHDB").exec(connection)?)
+    let limit = |bytes: u32| cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).take();
+    let mut commands = pipe();
+    commands.add_command(limit(1)).cmd("PING").cmd("PING").add_command(limit(0));
+    Ok(commands.exec(connection)?)
 }
 
 /// Reads a number from a section of `INFO`.
@@ -310,7 +292,7 @@ pub enum Accident {
         /// Negative for a step back.
         by_s: i64,
     },
-    /// Memory runs short, so that the server evicts keys.
+    /// Memory is short for a moment, so that the server evicts keys.
     Eviction,
     Reload,
     /// Open connections are reset, and so are new connections as soon as they open.
