@@ -35,11 +35,6 @@ pub fn any_seed() -> u64 {
     u64::from(rand::random::<u32>())
 }
 
-/// Returns the result of a thread. A panic of the thread goes on in the caller.
-pub(crate) fn result_of<T>(joined: thread::Result<T>) -> T {
-    joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
 /// Waits until a condition holds. Fails when it does not hold within the limit.
 pub(crate) fn wait_until(
     limit: Duration,

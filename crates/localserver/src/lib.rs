@@ -8,11 +8,13 @@
 //! - [`StartHook`]: changes the command that starts a server, for programs that inject faults
 //! - [`ReservedPort`]: a port for a program that this process starts
 //! - [`holds_within`]: waits for a condition
+//! - [`in_parallel`]: does the same with several values at the same time
 //!
 //! When a [`Server`] or [`Nodes`] is dropped, its processes are killed and its temporary
 //! directories are removed. A directory that the caller chose stays.
 
-use std::thread;
+use std::panic::resume_unwind;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 mod error;
@@ -43,4 +45,19 @@ pub fn holds_within(timeout: Duration, mut condition: impl FnMut() -> bool) -> b
         }
         thread::sleep(POLL_INTERVAL);
     }
+}
+
+/// Calls `f` with each item in a thread of its own, and returns the results in the order of items.
+///
+/// A panic of `f` continues in the caller when all calls have ended.
+pub fn in_parallel<T: Send, R: Send>(
+    items: impl IntoIterator<Item = T>,
+    f: impl Fn(T) -> R + Sync,
+) -> Vec<R> {
+    thread::scope(|scope| {
+        let f = &f;
+        let running: Vec<_> = items.into_iter().map(|item| scope.spawn(move || f(item))).collect();
+        let results = running.into_iter().map(ScopedJoinHandle::join);
+        results.map(|result| result.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    })
 }

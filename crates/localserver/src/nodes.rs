@@ -1,8 +1,7 @@
 use std::ops::{Deref, DerefMut};
-use std::thread;
 use std::{slice, vec};
 
-use crate::{Server, ServerBuilder, StartError};
+use crate::{Server, ServerBuilder, StartError, in_parallel};
 
 /// Independent servers with the Quorlock module, over which a quorum is formed.
 #[derive(Debug)]
@@ -39,15 +38,7 @@ impl Nodes {
         assert!(n <= Self::MAX, "{n} nodes are more than {}", Self::MAX);
         let builders: Vec<_> =
             (0..n).map(|index| configure(index, Server::with_module())).collect();
-        let started: Vec<_> = thread::scope(|scope| {
-            let starting: Vec<_> =
-                builders.into_iter().map(|builder| scope.spawn(move || builder.start())).collect();
-            starting.into_iter().map(thread::ScopedJoinHandle::join).collect()
-        });
-        let servers = started
-            .into_iter()
-            .map(|joined| joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        servers.collect::<Result<_, _>>().map(Self)
+        in_parallel(builders, ServerBuilder::start).into_iter().collect::<Result<_, _>>().map(Self)
     }
 
     /// Returns the address of each node, in order.

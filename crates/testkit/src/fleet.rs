@@ -1,7 +1,8 @@
+use std::fs;
 use std::time::{Duration, Instant};
-use std::{fs, thread};
 
 use anyhow::{Context as _, Result, ensure};
+use quorlock_localserver::in_parallel;
 use redis::{Connection, cmd, pipe};
 
 use crate::{Direction, Inject as _, Nodes, PowerCut, Proxy, Server, ServerBuilder, WallClock};
@@ -118,10 +119,8 @@ impl Fleet {
     /// # Errors
     /// When a node does not start again.
     pub fn recover_all(&mut self) -> Result<()> {
-        if let Some(last) = self.pending.iter().map(|&(at, _)| at).max() {
-            self.recover_until(last)?;
-        }
-        Ok(())
+        let pending = std::mem::take(&mut self.pending);
+        pending.iter().try_for_each(|(_, incident)| self.recover(incident))
     }
 
     /// Recovers all nodes of an incident at the same time: after kills, a majority can thus
@@ -129,18 +128,10 @@ impl Fleet {
     fn recover(&mut self, incident: &Incident) -> Result<()> {
         let Incident { accident, nodes, network, .. } = incident;
         let hit = self.nodes.iter_mut().enumerate().filter(|(index, _)| nodes.contains(index));
-        thread::scope(|scope| {
-            let recovering: Vec<_> = hit
-                .map(|(index, node)| {
-                    scope.spawn(move || {
-                        node.recover(*accident, *network).with_context(|| format!("node {index}"))
-                    })
-                })
-                .collect();
-            recovering.into_iter().try_for_each(|recovering| {
-                recovering.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
-        })
+        let recovered = in_parallel(hit, |(index, node)| {
+            node.recover(*accident, *network).with_context(|| format!("node {index}"))
+        });
+        recovered.into_iter().collect()
     }
 }
 

@@ -32,5 +32,5 @@ pub use injector::{Inject, PowerCut, WallClock};
 pub use proxy::{Direction, Proxy};
 pub use quorlock_localserver::{
     BINARY_VARIABLE, MODULE_VARIABLE, Nodes, ReservedPort, Server, ServerBuilder, StartError,
-    find_server_binary, holds_within, module_path,
+    find_server_binary, holds_within, in_parallel, module_path,
 };

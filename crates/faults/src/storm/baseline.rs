@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
+use quorlock_testkit::in_parallel;
 use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, RedisResult, cmd};
@@ -16,7 +17,6 @@ use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, RedisResult, cm
 use super::clients::{Role, RunState, random_of};
 use super::{MAX_TTL, PERMITS, Plan};
 use crate::history::{Hold, Mode, now};
-use crate::result_of;
 
 const NODE_TIMEOUT: Duration = Duration::from_millis(100);
 const WORK_MAX: Duration = Duration::from_millis(10);
@@ -33,13 +33,9 @@ return redis.call('ZADD', KEYS[1], now_ms + ARGV[3], ARGV[1])";
 
 /// Runs clients until the storm is over.
 pub(super) fn run(plan: Plan, urls: &[String], state: &RunState) -> Result<()> {
-    thread::scope(|scope| {
-        let clients: Vec<_> = (0..)
-            .zip(plan.kind.groups().concat())
-            .map(|(id, role)| scope.spawn(move || compete(role, id, plan, urls, state)))
-            .collect();
-        clients.into_iter().try_for_each(|client| result_of(client.join()))
-    })
+    let clients = (0..).zip(plan.kind.groups().concat());
+    let ended = in_parallel(clients, |(id, role)| compete(role, id, plan, urls, state));
+    ended.into_iter().collect()
 }
 
 fn compete(role: Role, id: u32, plan: Plan, urls: &[String], state: &RunState) -> Result<()> {

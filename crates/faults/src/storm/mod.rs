@@ -16,6 +16,7 @@ mod baseline;
 mod clients;
 mod outcome;
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,7 +31,7 @@ pub use self::clients::Record;
 use self::clients::RunState;
 pub use self::outcome::{Counts, Outcome};
 use crate::history::{Mode, now};
-use crate::{Protected, result_of, wait_until};
+use crate::{Protected, wait_until};
 
 const NODES: usize = 5;
 /// Number of proxies in front of each node: one per network.
@@ -138,7 +139,7 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Outcome>
     });
     let ended = run_course(&mut fleet, plan, &state, progress).map(|()| now());
     state.record().is_over = true;
-    result_of(clients.join()).context("clients")?;
+    clients.join().unwrap_or_else(|panic| resume_unwind(panic)).context("clients")?;
     let record = std::mem::take(&mut *state.record());
     Ok(Outcome::new(plan, record, ended?))
 }
