@@ -14,13 +14,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use redis::{ConnectionAddr, IntoConnectionInfo as _};
 use tokio::runtime;
 use tokio::sync::{oneshot, watch};
 
 pub use self::lane::Direction;
 use self::lane::{Faults, Passage};
 use self::meter::Meter;
-use self::session::Upstream;
 
 /// Time limit for the proxy's thread to close all connections. It normally does so at once.
 const CUT_LIMIT: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ pub struct Proxy {
 
 #[derive(Debug)]
 struct Shared {
-    upstream: Upstream,
+    upstream: ConnectionAddr,
     faults: watch::Sender<Faults>,
     meter: Meter,
 }
@@ -60,10 +60,9 @@ impl Proxy {
     #[track_caller]
     pub fn start(upstream_url: impl Into<String>) -> Self {
         let upstream_url = upstream_url.into();
-        let Some(upstream) = Upstream::parse(&upstream_url) else {
-            panic!(
-                "a proxy cannot connect to {upstream_url}: pass redis://host:port/ or redis+unix:///path"
-            );
+        let upstream = match upstream_url.as_str().into_connection_info() {
+            Ok(upstream) => upstream.addr().clone(),
+            Err(error) => panic!("a proxy cannot connect to {upstream_url}: {error}"),
         };
         let faults = watch::Sender::new(Faults::default());
         let shared = Arc::new(Shared { upstream, faults, meter: Meter::default() });

@@ -1,9 +1,8 @@
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{ConnectionAddr, IntoConnectionInfo};
+use redis::ConnectionAddr;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
@@ -56,9 +55,18 @@ async fn serve(mut client: TcpStream, open: Open) {
 
 async fn converse(client: &mut TcpStream, shared: &Shared) -> io::Result<()> {
     client.set_nodelay(true)?;
-    match timeout(CONNECT_LIMIT, shared.upstream.connect()).await?? {
-        UpstreamStream::Tcp(mut server) => forward(shared, client, server.split()).await,
-        UpstreamStream::Unix(mut server) => forward(shared, client, server.split()).await,
+    match &shared.upstream {
+        ConnectionAddr::Tcp(host, port) => {
+            let connecting = TcpStream::connect((host.as_str(), *port));
+            let mut server = timeout(CONNECT_LIMIT, connecting).await??;
+            server.set_nodelay(true)?;
+            forward(shared, client, server.split()).await
+        }
+        ConnectionAddr::Unix(path) => {
+            let mut server = timeout(CONNECT_LIMIT, UnixStream::connect(path)).await??;
+            forward(shared, client, server.split()).await
+        }
+        _ => Err(io::ErrorKind::Unsupported.into()),
     }
 }
 
@@ -80,36 +88,4 @@ fn reset(client: TcpStream) {
     // If that fails, the connection closes normally. A client that awaits an answer still fails.
     let _ = client.set_zero_linger();
     drop(client);
-}
-
-#[derive(Debug)]
-pub(super) enum Upstream {
-    Tcp(String, u16),
-    Unix(PathBuf),
-}
-
-pub(super) enum UpstreamStream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl Upstream {
-    pub(super) fn parse(url: &str) -> Option<Self> {
-        match url.into_connection_info().ok()?.addr() {
-            ConnectionAddr::Tcp(host, port) => Some(Self::Tcp(host.clone(), *port)),
-            ConnectionAddr::Unix(path) => Some(Self::Unix(path.clone())),
-            _ => None,
-        }
-    }
-
-    pub(super) async fn connect(&self) -> io::Result<UpstreamStream> {
-        match self {
-            Self::Tcp(host, port) => {
-                let stream = TcpStream::connect((host.as_str(), *port)).await?;
-                stream.set_nodelay(true)?;
-                Ok(UpstreamStream::Tcp(stream))
-            }
-            Self::Unix(path) => Ok(UpstreamStream::Unix(UnixStream::connect(path).await?)),
-        }
-    }
 }
