@@ -6,10 +6,6 @@ use std::path::PathBuf;
 const OBJECTS: [&str; 2] = ["wall_clock", "synced_sizes"];
 
 fn main() {
-    // The loader variables and the interposed functions are those of Linux.
-    if env::var_os("CARGO_CFG_TARGET_OS").is_none_or(|system| system != "linux") {
-        return;
-    }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     for name in OBJECTS {
         let source = format!("preload/{name}.c");

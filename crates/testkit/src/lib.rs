@@ -4,9 +4,9 @@
 //!
 //! - [`Fleet`]: nodes behind networks, and the [`Accident`]s that happen to them
 //! - [`Proxy`]: a network in front of a server: delays, holds, drops, cuts and counts its traffic
-//! - [`WallClock`]: steps the wall clock of a running server (Linux)
-//! - [`PowerCut`]: kills a server, and removes the unsynced bytes from its files (Linux)
-//! - [`Inject`]: starts a server with a [`WallClock`] or a [`PowerCut`] (Linux)
+//! - [`WallClock`]: steps the wall clock of a running server
+//! - [`PowerCut`]: kills a server, and removes the unsynced bytes from its files
+//! - [`Inject`]: starts a server with a [`WallClock`] or a [`PowerCut`]
 //! - [`eventually`] and [`eventually_async`]: wait for a condition, never for a time
 //!
 //! When a value is dropped, everything that it started is removed: processes, threads, sockets and
@@ -18,16 +18,12 @@
 )]
 
 mod eventually;
-#[cfg(target_os = "linux")]
 mod fleet;
-#[cfg(target_os = "linux")]
 mod injector;
 mod proxy;
 
 pub use eventually::{eventually, eventually_async};
-#[cfg(target_os = "linux")]
 pub use fleet::{Accident, Disk, Fleet, FleetNode, Incident, Injectors, info};
-#[cfg(target_os = "linux")]
 pub use injector::{Inject, PowerCut, WallClock};
 pub use proxy::{Direction, Proxy};
 pub use quorlock_localserver::{

@@ -1,7 +1,5 @@
 //! A fault that cannot be injected fails the test.
 
-#![cfg(target_os = "linux")]
-
 use quorlock_testkit::{Inject as _, PowerCut, Server, StartError, WallClock};
 
 #[test]

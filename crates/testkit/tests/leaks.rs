@@ -2,8 +2,6 @@
 //!
 //! This test is alone in its program, because it counts the threads and files of the whole program.
 
-#![cfg(target_os = "linux")]
-
 use std::fs;
 use std::time::Duration;
 
