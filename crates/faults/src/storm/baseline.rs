@@ -65,11 +65,9 @@ fn compete(role: Role, id: u32, plan: Plan, urls: &[String], state: &RunState) -
         thread::sleep(rng.random_range(Duration::ZERO..=WORK_MAX));
         if let Some(&fence) = fences.iter().max()
             && fences.len() == enough
-            && from < until
         {
             let to = until.min(now());
-            let hold = Hold { key: key.clone(), mode, client: id, from, to, fence };
-            state.record().holds.push(hold);
+            state.add(Hold { key: key.clone(), mode, client: id, from, to, fence });
         }
         let release = if role == Role::Permit { "ZREM" } else { "LOCK.RELEASE" };
         for node in &mut nodes {

@@ -48,6 +48,14 @@ impl RunState {
     pub(super) fn is_over(&self) -> bool {
         self.record().is_over
     }
+
+    /// Records a hold, unless it is empty: its client knew of the lock only when the lock might
+    /// have ended.
+    pub(super) fn add(&self, hold: Hold) {
+        if hold.from < hold.to {
+            self.record().holds.push(hold);
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -181,7 +189,10 @@ impl Client {
     }
 
     async fn hold(&mut self, mut lock: Lock, asked: Duration) {
-        let Some((from, mut until)) = held_span(&lock) else { return };
+        // `until` is read before `from`. A lock that has ended has no time left, so its `until` is
+        // not after `from`.
+        let mut until = held_until(&lock);
+        let from = now();
         if self.role != Role::Reader {
             self.state.record().waits.push(from.saturating_sub(asked));
         }
@@ -229,7 +240,7 @@ impl Client {
     fn add(&self, lock: &Lock, mode: Mode, from: Duration, to: Duration) {
         let key = String::from_utf8_lossy(lock.key()).into_owned();
         let (client, fence) = (self.id, lock.fence().get());
-        self.state.record().holds.push(Hold { key, mode, client, from, to, fence });
+        self.state.add(Hold { key, mode, client, from, to, fence });
     }
 
     async fn work(&mut self) {
@@ -250,16 +261,6 @@ fn held_until(lock: &Lock) -> Duration {
     now + lock.remaining()
 }
 
-/// Returns the present time and the end of the lock's validity, by the clock of [`now`]; `None` if
-/// the lock may have ended.
-fn held_span(lock: &Lock) -> Option<(Duration, Duration)> {
-    // `until` is read before `from`. A lost lock has no time left, so its `until` is not after
-    // `from`.
-    let until = held_until(lock);
-    let from = now();
-    (from < until).then_some((from, until))
-}
-
 #[cfg(test)]
 mod tests {
     use quorlock_testkit::{Server, eventually_async};
@@ -267,13 +268,19 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn lost_lock_has_no_span() {
+    async fn hold_of_a_lost_lock_is_not_recorded() {
         let server = Server::with_module().start().unwrap();
         let quorum = Quorum::connect([server.url()]).await.unwrap();
         let lock = quorum.lock("k").ttl(Duration::from_secs(1)).acquire().await.unwrap();
-        assert!(held_span(&lock).is_some());
+        let state = RunState::default();
+        let holds_recorded_with = |to: Duration| {
+            let (key, mode, from) = ("k".into(), Mode::Exclusive, now());
+            state.add(Hold { key, mode, client: 1, from, to, fence: 1 });
+            state.record().holds.len()
+        };
+        assert_eq!(holds_recorded_with(held_until(&lock)), 1);
         let limit = Duration::from_secs(10);
         eventually_async(limit, "the lock has ended", async || lock.remaining().is_zero()).await;
-        assert_eq!(held_span(&lock), None);
+        assert_eq!(holds_recorded_with(held_until(&lock)), 1);
     }
 }
