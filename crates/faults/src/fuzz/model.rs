@@ -374,18 +374,25 @@ impl Model {
                 Expected::OK
             }
             ["SWAPDB", ..] => {
-                let all: Vec<_> =
-                    places().filter_map(|place| Some((place, self.take(place)?))).collect();
-                for ((db, key), value) in all {
-                    self.put((1 - db, key), value);
-                }
-                self.server.node.handle_event(now, &ServerEvent::Swap(0, 1));
+                self.swap(now);
                 Expected::OK
+            }
+            ["MODULE", "UNLOAD", _] if !self.server.node.can_unload(now.monotonic) => {
+                Expected::error("ERR Error unloading module")
             }
             // A new value takes effect at the next start.
             ["CONFIG", "SET", "lock.rejoin-delay", _] => Expected::OK,
             _ => panic!("{words:?} is no command"),
         }
+    }
+
+    /// Swaps the two databases.
+    fn swap(&mut self, now: Now) {
+        let all: Vec<_> = places().filter_map(|place| Some((place, self.take(place)?))).collect();
+        for ((db, key), value) in all {
+            self.put((1 - db, key), value);
+        }
+        self.server.node.handle_event(now, &ServerEvent::Swap(0, 1));
     }
 
     /// Writes the value of a key under another key, as COPY and MOVE do.
@@ -633,9 +640,8 @@ fn keys_looked_up(db: u32, words: &[&str]) -> Vec<Place> {
         ["RENAME", from, to] => vec![at(from), at(to)],
         ["COPY", from, to, "DB", to_db, ..] => vec![at(from), (number(to_db), key(to))],
         ["MOVE", name, to_db] => vec![at(name), (number(to_db), key(name))],
-        ["RESTORE", .., "REPLACE"] | ["FLUSHDB" | "FLUSHALL" | "SWAPDB" | "CONFIG", ..] => {
-            Vec::new()
-        }
+        ["RESTORE", .., "REPLACE"]
+        | ["FLUSHDB" | "FLUSHALL" | "SWAPDB" | "CONFIG" | "MODULE", ..] => Vec::new(),
         [_, name, ..] => vec![at(name)],
         _ => panic!("{words:?} is no command"),
     }

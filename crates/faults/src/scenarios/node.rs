@@ -88,10 +88,6 @@ impl Node {
         self.ask(&["SET", key, token, "NX", "PX", &ms(ttl)], key, token, ttl)
     }
 
-    pub(super) fn share(&mut self, key: &str, token: &str, ttl: Duration) -> Result<Answer> {
-        self.ask(&["LOCK.ACQUIRE", key, token, &ms(ttl), "SHARED"], key, token, ttl)
-    }
-
     fn ask(&mut self, words: &[&str], key: &str, token: &str, ttl: Duration) -> Result<Answer> {
         let sent = Instant::now();
         let answer = command(words).query::<Value>(&mut self.connection);

@@ -128,20 +128,6 @@ pub(super) fn unloaded_without_mirrors(trial: &mut Trial) -> Result<()> {
     Ok(())
 }
 
-/// A module that alone knows the readers cannot be unloaded.
-pub(super) fn unloaded_beside_readers(trial: &mut Trial) -> Result<()> {
-    let mut node = Node::start(|builder| builder)?;
-    let first = node.share(KEY, "first", LONG_TTL / 2)?.granted()?;
-    let second = node.share(KEY, "second", LONG_TTL)?.granted()?;
-    let unloaded = node.call::<String>(&["MODULE", "UNLOAD", "lock"]);
-    trial.count_injected();
-    trial.check(unloaded.is_err(), "the module was unloaded");
-    for reader in [first, second] {
-        trial.check(node.extend(&reader)?.is_some(), "a reader could not extend the lock");
-    }
-    Ok(())
-}
-
 const OLD_TTL: Duration = Duration::from_millis(800);
 
 /// An old client, which uses plain `SET NX PX`, finds the key expired and writes it.
