@@ -1,17 +1,8 @@
 //! The claims about a node in the tables of `steps`: they hold on a server in memory and on a real
 //! server, and do not hold without the rules of the node.
 
-use std::fs;
-
 use quorlock_core::node::{NodeRule, break_rule};
-use quorlock_faults::fuzz::{Claim, claims};
-
-/// The claims of a table. Editing a table needs no build.
-fn table(name: &str) -> Vec<Claim> {
-    let path = format!("{}/steps/{name}.steps", env!("CARGO_MANIFEST_DIR"));
-    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
-    claims(text.leak())
-}
+use quorlock_faults::fuzz::{Claim, table};
 
 #[track_caller]
 fn assert_all(name: &str, holds: fn(&Claim) -> Result<(), String>) {

@@ -32,7 +32,7 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
 use self::episode::{Config, Episode, Trouble};
-pub use self::table::{Claim, claims};
+pub use self::table::{Claim, table};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {

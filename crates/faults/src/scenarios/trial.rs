@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 
 use super::node::{Answer, Held, Node, PATIENCE};
 use crate::Protected;
-use crate::fuzz::{Claim, claims};
+use crate::fuzz::{Claim, table};
 
 #[derive(Debug)]
 pub struct Scenario {
@@ -56,13 +56,8 @@ pub(super) const GRANTED_WHILE_HELD: &str = "another client was granted the lock
 
 /// Returns a claim of a table of steps.
 fn claim(name: &str) -> Result<Claim> {
-    const TABLES: [&str; 4] = [
-        include_str!("../../steps/accidents.steps"),
-        include_str!("../../steps/baselines.steps"),
-        include_str!("../../steps/locks.steps"),
-        include_str!("../../steps/shared.steps"),
-    ];
-    let mut all = TABLES.into_iter().flat_map(claims);
+    const TABLES: [&str; 4] = ["accidents", "baselines", "locks", "shared"];
+    let mut all = TABLES.into_iter().flat_map(table);
     all.find(|claim| claim.name == name).with_context(|| format!("no claim: {name}"))
 }
 
