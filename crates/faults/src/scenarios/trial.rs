@@ -46,7 +46,7 @@ pub struct Trial {
     pub(super) protected: Protected,
     /// How often the accident has certainly happened.
     pub injected: u32,
-    /// The harm to locks: at most as many entries as accidents.
+    /// The harm to locks.
     pub harms: Vec<String>,
 }
 
@@ -90,12 +90,9 @@ impl Trial {
         self.injected += 1;
     }
 
-    /// Records harm, unless there are as many entries as accidents already.
     pub(super) fn harm(&mut self, what: impl Into<String>) {
         assert!(self.injected > 0, "no accident has happened yet");
-        if self.harms.len() < self.injected as usize {
-            self.harms.push(what.into());
-        }
+        self.harms.push(what.into());
     }
 
     /// Records the harm `what` unless the condition holds.
