@@ -9,13 +9,14 @@ use super::directory::Directory;
 use crate::{Server, StartError, find_server_binary, module_path};
 
 /// The settings of a [`Server`]; made by [`Server::builder`] and [`Server::with_module`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[must_use = "nothing runs until `start` is called"]
 pub struct ServerBuilder {
     /// The program; empty for the one of [`find_server_binary`].
     pub(super) binary: PathBuf,
     module: Module,
     module_args: Vec<String>,
+    /// Those of the caller.
     directives: Vec<(String, String)>,
     config_file: Option<PathBuf>,
     environment: Vec<(OsString, OsString)>,
@@ -24,34 +25,22 @@ pub struct ServerBuilder {
     listen: Listen,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 enum Module {
+    #[default]
     None,
     /// The module of [`module_path()`], which searches for it at the start.
     Quorlock,
     At(PathBuf),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 enum Listen {
+    #[default]
     Unix,
-    Tcp { port: Option<u16> },
-}
-
-impl Default for ServerBuilder {
-    fn default() -> Self {
-        Self {
-            binary: PathBuf::new(),
-            module: Module::None,
-            module_args: Vec::new(),
-            directives: DEFAULT_DIRECTIVES.map(|(name, value)| (name.into(), value.into())).into(),
-            config_file: None,
-            environment: Vec::new(),
-            hooks: Vec::new(),
-            directory: None,
-            listen: Listen::Unix,
-        }
-    }
+    Tcp {
+        port: Option<u16>,
+    },
 }
 
 impl ServerBuilder {
@@ -175,11 +164,11 @@ impl ServerBuilder {
         // The server reads a configuration file only as its first argument.
         command.args(&self.config_file);
         // If a directive is repeated, the server uses the last one. So the caller's directives
-        // follow those of the address.
-        for (name, value) in address.directives() {
-            command.arg(format!("--{name}")).arg(value);
-        }
-        for (name, value) in &self.directives {
+        // follow the others.
+        let of_address = address.directives();
+        let of_address = of_address.iter().map(|(name, value)| (*name, &value[..]));
+        let of_caller = self.directives.iter().map(|(name, value)| (&name[..], &value[..]));
+        for (name, value) in DEFAULT_DIRECTIVES.into_iter().chain(of_address).chain(of_caller) {
             command.arg(format!("--{name}")).arg(value);
         }
         if let Module::At(module) = &self.module {
