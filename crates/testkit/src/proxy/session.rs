@@ -22,11 +22,8 @@ pub(super) async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
             sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        if shared.meter.try_open(|| !shared.faults.borrow().cut) {
-            tokio::spawn(serve(client, Open(Arc::clone(&shared))));
-        } else {
-            reset(client);
-        }
+        shared.meter.open();
+        tokio::spawn(serve(client, Open(Arc::clone(&shared))));
     }
 }
 
@@ -42,6 +39,8 @@ impl Drop for Open {
 async fn serve(mut client: TcpStream, open: Open) {
     let mut faults = open.0.faults.subscribe();
     let ended = tokio::select! {
+        // A connection that opens after a cut does not reach the server.
+        biased;
         _ = faults.wait_for(|faults| faults.cut) => Err(io::ErrorKind::ConnectionReset.into()),
         ended = converse(&mut client, &open.0) => ended,
     };
