@@ -98,9 +98,6 @@ impl Draw<'_> {
     fn step(mut self) -> Step {
         let Some(client) = self.idle_client() else { return self.end_wait() };
         let config = self.episode.config;
-        if config.roles && self.chance(0.03) {
-            return self.change_roles();
-        }
         let rare = self.episode.rng.random_range(0..4000);
         match rare {
             0..12 => return Step::Reload,
@@ -117,11 +114,11 @@ impl Draw<'_> {
                 self.allows_near = false;
                 return Step::CutLink(Packet::batch(client, self.commands(2, false)));
             }
-            97..120 if config.peer && config.limits.max_ttl_ms < 10_000 => {
+            97..143 if config.peer && config.limits.max_ttl_ms < 10_000 => {
                 return self.change_roles();
             }
-            120..148 => return self.pause_writes(client),
-            148..248 => return self.late(client),
+            143..171 => return self.pause_writes(client),
+            171..271 => return self.late(client),
             _ => {}
         }
         match self.episode.rng.random_range(0..100) {

@@ -59,13 +59,10 @@ pub(super) fn differ<T>(what: impl Into<String>) -> Outcome<T> {
 
 /// The configuration of the server, and the events that may happen.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
 pub(super) struct Config {
     pub(super) limits: Limits,
     pub(super) append_only: bool,
     pub(super) peer: bool,
-    /// Whether the server often becomes a replica, and then a master again.
-    pub(super) roles: bool,
     pub(super) clock_steps: bool,
     pub(super) steps: u64,
 }
@@ -98,23 +95,16 @@ pub(super) struct Episode {
 
 impl Config {
     pub(super) fn draw(rng: &mut StdRng) -> Self {
-        let roles = rng.random_bool(0.12);
-        let short = roles || rng.random_bool(0.3);
-        let peer = roles || rng.random_bool(0.4);
+        let (short, peer) = (rng.random_bool(0.35), rng.random_bool(0.45));
         Self {
             limits: Limits {
                 max_ttl_ms: if short { 1500 } else { 3_600_000 },
                 max_waiters: if rng.random_bool(0.2) { 2 } else { 1000 },
             },
-            append_only: rng.random_bool(if roles { 0.2 } else { 0.5 }),
+            append_only: rng.random_bool(0.5),
             peer,
-            roles,
             clock_steps: !peer && rng.random_bool(0.3),
-            steps: match (roles, short) {
-                (true, _) => 90,
-                (_, true) => rng.random_range(200..500),
-                _ => rng.random_range(400..2500),
-            },
+            steps: rng.random_range(if short { 200..500 } else { 400..2500 }),
         }
     }
 }

@@ -65,7 +65,6 @@ impl Claim {
             limits: self.limits,
             append_only: self.lines.iter().any(needs_file),
             peer: false,
-            roles: false,
             clock_steps: true,
             steps: u64::MAX,
         };
