@@ -8,9 +8,6 @@ use crate::{Server, ServerBuilder, StartError, in_parallel};
 pub struct Nodes(Vec<Server>);
 
 impl Nodes {
-    /// Largest number of nodes.
-    pub const MAX: usize = 64;
-
     /// Starts `n` nodes at the same time.
     ///
     /// # Panics
@@ -27,15 +24,10 @@ impl Nodes {
     /// Starts `n` nodes at the same time. `configure` sets up each node by its number, from 0.
     ///
     /// If one node does not start, all others have ended when this function returns.
-    ///
-    /// # Panics
-    ///
-    /// When `n` is larger than [`Nodes::MAX`].
     pub fn start_with(
         n: usize,
         mut configure: impl FnMut(usize, ServerBuilder) -> ServerBuilder,
     ) -> Result<Self, StartError> {
-        assert!(n <= Self::MAX, "{n} nodes are more than {}", Self::MAX);
         let builders: Vec<_> =
             (0..n).map(|index| configure(index, Server::with_module())).collect();
         in_parallel(builders, ServerBuilder::start).into_iter().collect::<Result<_, _>>().map(Self)
