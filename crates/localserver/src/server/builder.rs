@@ -146,7 +146,9 @@ impl ServerBuilder {
             Listen::Unix => Address::unix_in(directory.path()),
             Listen::Tcp { port } => Address::tcp(port)?,
         };
-        Server::start(directory, address, self)
+        let mut server = Server { process: None, settings: self, address, directory };
+        server.restart()?;
+        Ok(server)
     }
 
     pub(super) fn set(&mut self, name: String, value: String) {

@@ -64,16 +64,6 @@ impl Server {
         ServerBuilder::default().quorlock_module().arg("lock.rejoin-delay", 0)
     }
 
-    fn start(
-        directory: Directory,
-        address: Address,
-        settings: ServerBuilder,
-    ) -> Result<Self, StartError> {
-        let mut server = Self { process: None, settings, address, directory };
-        server.restart()?;
-        Ok(server)
-    }
-
     /// Returns the address of the server, running or not: `redis://127.0.0.1:port/` or
     /// `redis+unix:///path`.
     pub fn url(&self) -> String {
