@@ -8,11 +8,9 @@ use redis::pipe;
 use super::node::{Node, PATIENCE};
 use crate::wait_until;
 
-/// What is left of expired locks that no client requested again.
+/// What is left of expired locks that no client requested again: no lease, no key, and this memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leftovers {
-    pub leases: u64,
-    pub keys: u64,
     /// How much more memory is in use than before the measured locks.
     pub memory_bytes: u64,
     /// How much more memory was in use after the last grant than before the measured locks.
@@ -48,18 +46,17 @@ pub fn expire_unreleased(locks: u32) -> Result<Leftovers> {
     ensure!(granted == locks as usize, "only {granted} of {locks} locks were granted");
     let peak_memory_bytes = node.info("memory", "used_memory")?.saturating_sub(before_bytes);
 
-    let mut left = Leftovers { leases: 0, keys: 0, memory_bytes: 0, peak_memory_bytes };
+    let mut memory_bytes = 0;
     wait_until(PATIENCE, "all locks are gone, and their memory is free", || {
-        left.leases = node.info("lock", "lock_leases")?;
-        left.keys = node.call(&["DBSIZE"])?;
-        left.memory_bytes = node.info("memory", "used_memory")?.saturating_sub(before_bytes);
-        Ok(left.leases == 0 && left.keys == 0 && left.memory_bytes < NOISE_BYTES)
+        let (leases, keys) = (node.info("lock", "lock_leases")?, node.call::<u64>(&["DBSIZE"])?);
+        memory_bytes = node.info("memory", "used_memory")?.saturating_sub(before_bytes);
+        Ok(leases == 0 && keys == 0 && memory_bytes < NOISE_BYTES)
     })?;
     ensure!(
         peak_memory_bytes > 4 * NOISE_BYTES,
         "{locks} locks are too few to see whether their memory is freed"
     );
-    Ok(left)
+    Ok(Leftovers { memory_bytes, peak_memory_bytes })
 }
 
 /// Acquires many locks, and returns how many were granted.
