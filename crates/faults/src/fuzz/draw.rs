@@ -11,6 +11,9 @@ use super::model::MAX_CLOCK_SKEW_MS;
 /// How long the server sleeps in a packet so that a deadline passes meanwhile, in milliseconds.
 const LATE_SLEEP_MS: u64 = 55;
 
+/// Probability that an event is drawn to be near, if it may be.
+const NEAR: f64 = 0.05;
+
 struct Draw<'a> {
     episode: &'a mut Episode,
     now: Now,
@@ -44,16 +47,16 @@ const PLAIN_COMMANDS: [(u32, &str); 18] = [
     (40, "UNLINK {key}"),
     (30, "GETDEL {key}"),
     (90, "SET {key} {value}{condition}"),
-    (140, "SET {key} {value}{condition} PX {lifetime}"),
-    (40, "PSETEX {key} {lifetime} {value}"),
+    (140, "SET {key} {value}{condition} PX {ttl}"),
+    (40, "PSETEX {key} {ttl} {value}"),
     (30, "APPEND {key} {value}"),
-    (90, "PEXPIRE {key} {lifetime}"),
+    (90, "PEXPIRE {key} {ttl}"),
     (40, "PEXPIRE {key} 0"),
     (40, "PERSIST {key}"),
     (70, "RENAME {key} {other}"),
     (60, "COPY {key} {other} DB {db}{replace}"),
     (50, "MOVE {key} {other db}"),
-    (40, "RESTORE {key} {lifetime} {value}{replace}"),
+    (40, "RESTORE {key} {ttl} {value}{replace}"),
     (20, "RESTORE {key} 0 {value}{replace}"),
     (30, "LPUSH {key} item"),
     (20, "FLUSHALL {how}"),
@@ -224,7 +227,7 @@ impl Draw<'_> {
         for key in KEYS {
             let db = self.db();
             let token = self.token((db, key));
-            let extend = if self.chance(0.5) { self.lifetime(0.03) } else { None };
+            let extend = if self.chance(0.5) { self.lifetime() } else { None };
             commands.push(Command::new(
                 db,
                 match extend {
@@ -357,10 +360,9 @@ impl Draw<'_> {
                 "token" => self.token(place).into(),
                 "value" if self.chance(0.3) => self.token(place).into(),
                 "any token" | "value" => self.one_of(&TOKENS).into(),
-                "ttl" => self.lifetime(0.03)?.to_string(),
-                "lifetime" => self.lifetime(0.08)?.to_string(),
+                "ttl" => self.lifetime()?.to_string(),
                 "wait" if may_wait && self.spare() > 0 && self.chance(0.5) => {
-                    option("WAIT", self.time(0.04, 600_000, 3_000_000))
+                    option("WAIT", self.time(600_000, 3_000_000))
                 }
                 "wait" if may_wait && self.chance(0.05) => " WAIT 0".into(),
                 "fence" if self.chance(0.15) => option("FENCE", Some(self.wall_fence())),
@@ -409,18 +411,18 @@ impl Draw<'_> {
     }
 
     /// Draws the lifetime of a key as [`Draw::time`] does.
-    fn lifetime(&mut self, near_probability: f64) -> Option<u64> {
+    fn lifetime(&mut self) -> Option<u64> {
         let max_ms = self.episode.config.limits.max_ttl_ms;
-        self.time(near_probability, if max_ms > 10_000 { 600_000 } else { 300 }, max_ms)
+        self.time(if max_ms > 10_000 { 600_000 } else { 300 }, max_ms)
     }
 
     /// Draws the time until an event, in milliseconds: from `from_ms` to `to_ms`, or, if
-    /// `allows_near` is set, a near time with `near_probability`. Returns `None` if all drawn times
-    /// are too close to another event.
-    fn time(&mut self, near_probability: f64, from_ms: u64, to_ms: u64) -> Option<u64> {
+    /// `allows_near` is set, a near time with a probability of [`NEAR`]. Returns `None` if all
+    /// drawn times are too close to another event.
+    fn time(&mut self, from_ms: u64, to_ms: u64) -> Option<u64> {
         let now_us = self.now.monotonic.us();
         for _ in 0..20 {
-            let ms = if self.allows_near && self.chance(near_probability) {
+            let ms = if self.allows_near && self.chance(NEAR) {
                 self.episode.rng.random_range(60..120)
             } else {
                 self.episode.rng.random_range(from_ms..=to_ms.max(from_ms))
