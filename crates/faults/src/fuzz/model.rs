@@ -188,6 +188,10 @@ impl Model {
     }
 
     fn lock(&mut self, now: Now, db: u32, lock: &LockCommand<'_>) -> Expected {
+        // The module parses a request before the node executes it.
+        if lock.ttl_ms > self.limits.max_ttl_ms {
+            return Expected::error("ERR ttl must be between 1 and");
+        }
         let name = |text: &str| Name::from_slice(text.as_bytes());
         let keys = &lock.keys.iter().map(|key| name(key)).collect::<Vec<_>>()[..];
         let (token, new_token) = (&name(lock.token), lock.new_token.map(name));
@@ -382,6 +386,7 @@ impl Model {
             }
             // A new value takes effect at the next start.
             ["CONFIG", "SET", "lock.rejoin-delay", _] => Expected::OK,
+            ["CONFIG", "SET", "lock.max-ttl", _] => Expected::error("ERR CONFIG SET failed"),
             _ => panic!("{words:?} is no command"),
         }
     }

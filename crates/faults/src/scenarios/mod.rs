@@ -136,7 +136,8 @@ scenarios! {
         Claims("configured delay applies to no abstention that has begun",
             "lock is granted to another client by a node that has lost its data and votes at once");
     largest_ttl_cannot_be_changed_while_the_server_runs:
-        "CONFIG SET lock.max-ttl", MUST_REFUSE, Code(operator::max_ttl);
+        "CONFIG SET lock.max-ttl", MUST_REFUSE,
+        Claim("largest ttl cannot be changed while the server runs");
     reloaded_module_grants_no_held_lock:
         "MODULE UNLOAD, wall clock +60 s, MODULE LOAD", VOTES_AT_ONCE,
         Code(operator::unloaded_and_loaded);

@@ -68,21 +68,6 @@ fn check_ended(node: &mut Node, held: &Held, trial: &mut Trial) -> Result<()> {
     Ok(())
 }
 
-/// The largest ttl limits how long forgotten locks may still be held, so it must not change.
-pub(super) fn max_ttl(trial: &mut Trial) -> Result<()> {
-    let mut node = Node::start(|builder| builder.arg("lock.max-ttl", 2000))?;
-    for ms in ["1000", "3000", "2000"] {
-        trial.count_injected();
-        let is_set = node.call::<String>(&["CONFIG", "SET", "lock.max-ttl", ms]);
-        trial.check(is_set.is_err(), format!("lock.max-ttl was set to {ms}"));
-    }
-    for (ms, is_allowed) in [(2000, true), (2001, false)] {
-        let answer = node.acquire(&format!("key {ms}"), "holder", Duration::from_millis(ms));
-        trial.check(answer.is_ok() == is_allowed, format!("lock.max-ttl has changed: {answer:?}"));
-    }
-    Ok(())
-}
-
 /// While the module is unloaded, a step of the clock expires the keys. When the module is loaded
 /// again, the node abstains.
 pub(super) fn unloaded_and_loaded(trial: &mut Trial) -> Result<()> {
