@@ -1,13 +1,12 @@
 //! Which client held which lock when, and the violations in it.
 
-use std::time::Duration;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
-
-/// Returns the time by `CLOCK_MONOTONIC`, which all processes of this machine share.
+/// Returns the time since the first call.
 pub fn now() -> Duration {
-    let time = clock_gettime(ClockId::Monotonic);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+    static FIRST_CALL: LazyLock<Instant> = LazyLock::new(Instant::now);
+    FIRST_CALL.elapsed()
 }
 
 /// How a client held a lock.
