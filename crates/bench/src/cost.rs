@@ -60,7 +60,7 @@ pub(crate) fn plain(effort: Effort) -> anyhow::Result<Vec<Row>> {
     for _ in 0..SERVERS {
         let servers = [
             Server::with_module().tcp().arg("lock.max-ttl", PLAIN_TTL_MS).start()?,
-            Server::builder().without_module().tcp().start()?,
+            Server::builder().tcp().start()?,
         ];
         let leases = pipelines(LOCKS, |key, token| {
             cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(PLAIN_TTL_MS).take()

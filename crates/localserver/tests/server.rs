@@ -91,7 +91,7 @@ fn failed_start_is_reported_at_once_with_its_own_log() {
 fn nodes_that_cannot_all_start_are_reported_and_stopped() {
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let error = Nodes::start_with(2, |index, builder| {
-        let builder = builder.without_module().dir(dirs[index].path());
+        let builder = builder.dir(dirs[index].path());
         if index == 1 { builder.arg("no-such-directive", "1") } else { builder }
     });
     assert!(matches!(error, Err(StartError::Exited { .. })));

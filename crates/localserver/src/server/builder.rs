@@ -62,14 +62,6 @@ impl ServerBuilder {
         self
     }
 
-    /// Loads no module, and drops the configuration of the Quorlock module.
-    pub fn without_module(mut self) -> Self {
-        self.module = Module::None;
-        // A server refuses the configuration of a module that it does not load.
-        self.directives.retain(|(name, _)| !name.starts_with("lock."));
-        self
-    }
-
     /// Adds an argument of the module.
     pub fn module_arg(mut self, word: impl Into<String>) -> Self {
         self.module_args.push(word.into());
