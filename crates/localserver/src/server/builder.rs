@@ -1,4 +1,3 @@
-use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,7 +18,6 @@ pub struct ServerBuilder {
     /// Those of the caller.
     directives: Vec<(String, String)>,
     config_file: Option<PathBuf>,
-    environment: Vec<(OsString, OsString)>,
     hooks: Vec<Arc<dyn StartHook>>,
     directory: Option<PathBuf>,
     listen: Listen,
@@ -82,12 +80,6 @@ impl ServerBuilder {
     /// first. `CONFIG REWRITE` overwrites the file.
     pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.config_file = Some(absolute(&path.into()));
-        self
-    }
-
-    /// Sets a variable of the server's environment.
-    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
-        self.environment.push((name.into(), value.into()));
         self
     }
 
@@ -168,7 +160,6 @@ impl ServerBuilder {
         if let Module::At(module) = &self.module {
             command.arg("--loadmodule").arg(module).args(&self.module_args);
         }
-        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         for hook in &self.hooks {
             hook.prepare(&mut command);
         }

@@ -90,19 +90,13 @@ impl Preload {
 }
 
 impl StartHook for Preload {
-    /// Loads the object before the objects that were set on the command. An `LD_PRELOAD` of this
-    /// process is replaced, and a path of the data file that was set on the command stays.
+    /// Loads the object before the objects of earlier hooks. An `LD_PRELOAD` of this process is
+    /// replaced.
     fn prepare(&self, command: &mut Command) {
-        let value_of = |name: &str| {
-            command.get_envs().find(|(set, _)| *set == name).and_then(|(_, value)| value)
-        };
-        let objects: Vec<_> =
-            [self.object.as_os_str()].into_iter().chain(value_of(LOADER_VARIABLE)).collect();
+        let earlier = command.get_envs().find(|(name, _)| *name == LOADER_VARIABLE);
+        let earlier = earlier.and_then(|(_, objects)| objects);
+        let objects: Vec<_> = [self.object.as_os_str()].into_iter().chain(earlier).collect();
         let objects = objects.join(OsStr::new(":"));
-        let is_set = command.get_envs().any(|(name, _)| name == self.variable);
-        command.env(LOADER_VARIABLE, objects);
-        if !is_set {
-            command.env(self.variable, &self.data_file);
-        }
+        command.env(LOADER_VARIABLE, objects).env(self.variable, &self.data_file);
     }
 }

@@ -97,3 +97,22 @@ impl Default for WallClock {
         Self::new()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use quorlock_localserver::StartError;
+
+    use super::*;
+    use crate::Inject as _;
+
+    #[test]
+    fn clock_that_cannot_be_mapped_ends_the_server() {
+        let clock = WallClock::new();
+        let path = clock.preload.data_file();
+        std::fs::remove_file(path).unwrap();
+        let error = Server::builder().wall_clock(&clock).start().unwrap_err();
+        let StartError::Exited { log_tail, .. } = &error else { panic!("{error}") };
+        let complaint = format!("wall_clock: cannot map {}: No such file", path.display());
+        assert!(log_tail.contains(&complaint), "{log_tail}");
+    }
+}
