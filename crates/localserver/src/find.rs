@@ -1,4 +1,4 @@
-use std::env::{self, consts};
+use std::env;
 use std::path::{Path, PathBuf};
 
 use crate::StartError;
@@ -9,6 +9,7 @@ pub const BINARY_VARIABLE: &str = "QUORLOCK_SERVER";
 pub const MODULE_VARIABLE: &str = "QUORLOCK_MODULE";
 
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
+const MODULE_FILE: &str = "libquorlock.so";
 
 /// Returns the server program to start.
 ///
@@ -62,23 +63,20 @@ fn expected_modules(executable: &Path) -> Vec<PathBuf> {
     let workspace = workspace();
     let mut expected = Vec::new();
     if let Some(directory) = output_directory(executable) {
-        expected.push(directory.join(module_file_name()));
+        expected.push(directory.join(MODULE_FILE));
         if directory.join("deps").is_dir() {
             return expected;
         }
         // For example, /usr/bin/quorlock loads /usr/lib/quorlock/libquorlock.so.
-        expected.extend(
-            directory.parent().map(|prefix| prefix.join("lib/quorlock").join(module_file_name())),
-        );
+        expected
+            .extend(directory.parent().map(|prefix| prefix.join("lib/quorlock").join(MODULE_FILE)));
     }
     // The workspace exists only on the machine that built this program.
     if workspace.join("Cargo.toml").is_file() {
         // A documentation test runs outside the target directory, so this directory is a guess.
         let target =
             env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
-        expected.extend(
-            ["release", "debug"].map(|profile| target.join(profile).join(module_file_name())),
-        );
+        expected.extend(["release", "debug"].map(|profile| target.join(profile).join(MODULE_FILE)));
     }
     expected
 }
@@ -86,10 +84,6 @@ fn expected_modules(executable: &Path) -> Vec<PathBuf> {
 fn workspace() -> PathBuf {
     let this_crate = Path::new(env!("CARGO_MANIFEST_DIR"));
     this_crate.ancestors().nth(2).unwrap_or(this_crate).to_path_buf()
-}
-
-fn module_file_name() -> String {
-    format!("{}quorlock{}", consts::DLL_PREFIX, consts::DLL_SUFFIX)
 }
 
 /// Returns the directory in which the build of `executable` leaves libraries. The programs of tests
