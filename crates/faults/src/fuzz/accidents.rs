@@ -92,7 +92,7 @@ impl Episode {
         let mut packet: Vec<_> =
             ["CONFIG SET maxmemory 1", "PING", "PING", "CONFIG SET maxmemory 0"].map(words).into();
         let before = packet.len();
-        packet.extend(View::key_commands());
+        packet.extend(View::commands());
         let replies = self.control.call_all(&packet)?;
         let view = View::parse(&replies[before..])?;
         let now = self.now();
@@ -264,7 +264,7 @@ impl Episode {
                 return Err(anyhow!("the replica does not acknowledge writes").into());
             }
             let of_server = self.view()?.keys;
-            let of_peer = View::parse(&self.peer().call_all(&View::key_commands())?)?.keys;
+            let of_peer = View::parse(&self.peer().call_all(&View::commands())?)?.keys;
             rounds += 1;
             if of_server == of_peer {
                 return Ok(());

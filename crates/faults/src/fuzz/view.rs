@@ -279,20 +279,11 @@ impl View {
 
     /// Returns the commands whose replies [`View::parse`] reads.
     pub(super) fn commands() -> Vec<Words> {
-        let mut commands = Self::key_commands();
-        commands.push(words("INFO lock"));
-        commands
-    }
-
-    /// Returns only the commands about keys: [`View::parse`] then reads no figures.
-    pub(super) fn key_commands() -> Vec<Words> {
         let of_key = |key| [format!("GET {key}"), format!("PEXPIRETIME {key}")];
-        (0..DBS)
-            .flat_map(|db| {
-                [format!("SELECT {db}")].into_iter().chain(KEYS.into_iter().flat_map(of_key))
-            })
-            .map(|line| words(&line))
-            .collect()
+        let of_dbs = (0..DBS).flat_map(|db| {
+            [format!("SELECT {db}")].into_iter().chain(KEYS.into_iter().flat_map(of_key))
+        });
+        of_dbs.chain(["INFO lock".into()]).map(|line| words(&line)).collect()
     }
 
     pub(super) fn parse(replies: &[Value]) -> Outcome<Self> {
