@@ -100,10 +100,6 @@ impl Fleet {
         self.pending.iter().any(|(_, incident)| incident.nodes.contains(&node))
     }
 
-    pub fn next_recovery(&self) -> Option<Instant> {
-        self.pending.iter().map(|&(at, _)| at).min()
-    }
-
     /// Recovers from all incidents that are over at `now`.
     ///
     /// # Errors

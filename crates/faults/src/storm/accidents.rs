@@ -46,10 +46,7 @@ pub(super) fn inject_at_random(
             state.record().accidents.add(name, hits);
             next_at = Instant::now() + rng.random_range(Duration::ZERO..=pause_max);
         }
-        let wake_at = fleet.next_recovery().into_iter().chain([next_at]).min();
-        let pause =
-            wake_at.map_or(CHECK_INTERVAL, |at| at.saturating_duration_since(Instant::now()));
-        thread::sleep(pause.min(CHECK_INTERVAL));
+        thread::sleep(CHECK_INTERVAL);
     }
     fleet.recover_all()?;
     saved += fleet.nodes.iter().map(FleetNode::saved_leases).sum::<u64>();
