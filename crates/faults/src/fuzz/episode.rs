@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use quorlock_core::node::{Monotonic, Now};
@@ -632,12 +632,8 @@ return replies";
 fn now(started: Instant, wall: &WallClock) -> Now {
     // The episode starts at this time of the monotonic clock.
     const START_US: u64 = 1_000_000_000;
-    let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Now {
-        monotonic: Monotonic::from_us(START_US + us(started.elapsed())),
-        wall_us: us(since).saturating_add_signed(wall.ahead_ms() * 1000),
-    }
+    let elapsed_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+    Now { monotonic: Monotonic::from_us(START_US + elapsed_us), wall_us: wall.time_us() }
 }
 
 fn flavor(control: &mut Wire) -> Result<Flavor> {

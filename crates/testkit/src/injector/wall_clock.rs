@@ -2,6 +2,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use quorlock_localserver::Server;
 
@@ -61,7 +62,7 @@ impl WallClock {
     /// When the file that the servers read cannot be written.
     #[track_caller]
     pub fn step_ms(&self, ms: i64) {
-        self.set_ahead_ms(self.ahead_ms().saturating_add(ms));
+        self.set_ahead_ms(self.ahead_ms.load(Relaxed).saturating_add(ms));
     }
 
     /// Steps the clock so that it is this many milliseconds ahead, or behind when `ms` is negative.
@@ -81,9 +82,11 @@ impl WallClock {
         self.ahead_ms.store(ms, Relaxed);
     }
 
-    /// Returns how many milliseconds the clock is ahead; negative when it is behind.
-    pub fn ahead_ms(&self) -> i64 {
-        self.ahead_ms.load(Relaxed)
+    /// Returns the time that the clock shows, in microseconds since 1970.
+    pub fn time_us(&self) -> u64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let us = u64::try_from(since.as_micros()).unwrap_or(u64::MAX);
+        us.saturating_add_signed(self.ahead_ms.load(Relaxed).saturating_mul(1000))
     }
 
     /// Returns whether the server, if it runs, was started with this clock.
