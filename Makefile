@@ -79,10 +79,10 @@ fuzz-node: setup ## Runs a real server and its model through the same steps, and
 	@target/debug/quorlock-faults --fuzz $(or $(STEPS),100000) $(if $(SEED),--seed $(SEED)) $(if $(EPISODE),--episode $(EPISODE))
 
 model: ## Tries every order of events while a few calls and nodes agree on fences, then again with each rule broken: fails if a broken rule is not noticed
-	@cargo run --release --quiet --package quorlock-sim --bin quorlock-model
+	@cargo run --release --quiet --package quorlock-sim -- --models
 
 sim: ## Simulates whole fleets under a virtual clock, with random faults: SEEDS=… (by default 1,000 of each kind of lock), or SEED=… KIND=… for the trace of one fleet
-	@cargo run --release --quiet --package quorlock-sim --bin quorlock-sim -- $(if $(KIND),--kind $(KIND)) $(if $(SEED),--seed $(SEED) --trace,--seeds $(or $(SEEDS),1000))
+	@cargo run --release --quiet --package quorlock-sim -- $(if $(KIND),--kind $(KIND)) $(if $(SEED),--seed $(SEED) --trace,--seeds $(or $(SEEDS),1000))
 
 package: setup ## Builds the crates of the core and the client as they would be published
 	cargo package --package quorlock-core --package quorlock-client

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use crate::common::{
-    Net, PATIENCE, calls, connect, net, net_of, quorum, spawn_acquire, until_held_on,
-    until_in_line, wait_until_all_hold, wait_until_free,
+    Net, PATIENCE, connect, net, net_of, quorum, spawn_acquire, until_held_on, until_in_line,
+    wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{AcquireError, Lock, Ownership, Quorum};
-use quorlock_testkit::{Direction, Nodes, Proxy, eventually_async};
+use quorlock_testkit::{Direction, Nodes, Proxy, calls, eventually_async};
 use tokio::time::{Instant, sleep, timeout};
 
 #[tokio::test]

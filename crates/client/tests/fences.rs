@@ -5,11 +5,11 @@ use std::sync::Mutex;
 use std::thread;
 
 use crate::common::{
-    Net, calls, net_of, nodes_with_equal_fences, patiently, quorum, until_held_on,
-    wait_until_all_hold, wait_until_free,
+    Net, net_of, nodes_with_equal_fences, patiently, quorum, until_held_on, wait_until_all_hold,
+    wait_until_free,
 };
 use quorlock_client::{Fence, FenceGate};
-use quorlock_testkit::{Proxy, Server};
+use quorlock_testkit::{Proxy, Server, calls};
 use rusqlite::{Connection, ToSql};
 
 #[tokio::test]

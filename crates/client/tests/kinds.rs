@@ -5,12 +5,12 @@ use std::pin::pin;
 use std::time::Duration;
 
 use crate::common::{
-    PATIENCE, Recorder, assert_refused, calls, connect, nodes_holding, quorum, spawn_acquire,
+    PATIENCE, Recorder, assert_refused, connect, nodes_holding, quorum, spawn_acquire,
     until_held_on, until_in_line, wait_until_all_hold, wait_until_free,
 };
 use futures_util::future::join_all;
 use quorlock_client::{AcquireError, ExtendError, LockBuilder, Quorum, Released};
-use quorlock_testkit::eventually_async;
+use quorlock_testkit::{calls, eventually_async};
 use tracing::Level;
 
 #[tokio::test]

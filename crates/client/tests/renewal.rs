@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::common::{PATIENCE, calls, net, quorum, wait_until_all_hold, wait_until_free};
+use crate::common::{PATIENCE, net, quorum, wait_until_all_hold, wait_until_free};
 use quorlock_client::{LockWatch, LostError, Ownership, RunError};
-use quorlock_testkit::{Direction, eventually_async};
+use quorlock_testkit::{Direction, calls, eventually_async};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 

@@ -5,12 +5,12 @@ use std::pin::pin;
 use std::time::Duration;
 
 use crate::common::{
-    PATIENCE, calls, connect, delete, exists, first_failure, net, quorum, set_user, spawn_acquire,
+    PATIENCE, connect, delete, exists, first_failure, net, quorum, set_user, spawn_acquire,
     until_in_line, wait_until_all_hold, wait_until_free,
 };
 use futures_util::poll;
 use quorlock_client::{AcquireError, ExtendError, NodeError, Ownership, Quorum, ReleaseError};
-use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, eventually_async};
+use quorlock_testkit::{Direction, Nodes, Proxy, Server, calls, eventually, eventually_async};
 use tokio::runtime::Runtime;
 use tokio::task::yield_now;
 use tokio::time::Instant;

@@ -265,6 +265,19 @@ pub fn info(connection: &mut Connection, section: &str, field: &str) -> Result<u
     value.trim().parse().with_context(|| format!("{field} is {value}"))
 }
 
+/// How often a server has carried out a command.
+///
+/// # Panics
+/// When the server does not answer.
+pub fn calls(server: &Server, command: &str) -> u64 {
+    let query = cmd("INFO").arg("commandstats").query(&mut server.connection());
+    let stats: String = query.expect("the server answers");
+    let start = format!("cmdstat_{command}:calls=");
+    let calls = stats.lines().find_map(|line| line.strip_prefix(&start)?.split(',').next());
+    // Before its first call, a command has no line.
+    calls.map_or(0, |calls| calls.parse().expect("a number"))
+}
+
 /// What goes wrong with one node, or with one network in front of it, until recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accident {

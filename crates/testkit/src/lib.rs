@@ -23,7 +23,7 @@ mod injector;
 mod proxy;
 
 pub use eventually::{eventually, eventually_async};
-pub use fleet::{Accident, Disk, Fleet, FleetNode, Incident, Injectors, info};
+pub use fleet::{Accident, Disk, Fleet, FleetNode, Incident, Injectors, calls, info};
 pub use injector::{Inject, PowerCut, WallClock};
 pub use proxy::{Direction, Proxy};
 pub use quorlock_localserver::{

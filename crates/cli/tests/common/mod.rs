@@ -10,6 +10,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 use std::{iter, thread};
 
+pub(crate) use quorlock_testkit::calls;
 use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, holds_within, info};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -395,15 +396,6 @@ pub(crate) fn wait_until_free(nodes: &Nodes) {
 #[track_caller]
 pub(crate) fn info_number(server: &Server, name: &str) -> u64 {
     info(&mut server.connection(), "lock", name).unwrap()
-}
-
-/// How often this server ran the command.
-pub(crate) fn calls(server: &Server, command: &str) -> u64 {
-    let mut info = redis::cmd("INFO");
-    let stats: String = info.arg("commandstats").query(&mut server.connection()).unwrap();
-    let start = format!("cmdstat_{command}:calls=");
-    let figures = stats.lines().find_map(|line| line.strip_prefix(&start)?.split(',').next());
-    figures.map_or(0, |calls| calls.parse().unwrap())
 }
 
 /// Three nodes, and a proxy in front of each.

@@ -116,16 +116,6 @@ pub(crate) async fn until_held_on(lock: &Lock, n: usize) {
     .await;
 }
 
-/// How often a server has carried out a command.
-pub(crate) fn calls(server: &Server, command: &str) -> u64 {
-    let text: String =
-        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
-    let start = format!("cmdstat_{command}:calls=");
-    let counted = text.lines().find_map(|line| line.strip_prefix(&start)?.split(',').next());
-    // Before its first call, a command has no line.
-    counted.map_or(0, |count| count.parse().unwrap())
-}
-
 /// Waits until `n` calls stand in line on each running node.
 pub(crate) async fn until_in_line(nodes: &Nodes, n: u64) {
     eventually_async(PATIENCE, &format!("{n} calls stand in line on each node"), async || {

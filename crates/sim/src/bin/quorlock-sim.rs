@@ -1,4 +1,4 @@
-//! `quorlock-sim`: runs fleets of the simulator.
+//! `quorlock-sim`: runs fleets of the simulator, or checks the models of the agreement on fences.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use clap::{Parser, ValueEnum as _};
 use quorlock_sim::fleet::{LockKind, Mutant, Plan, Report, run};
-use quorlock_sim::in_parallel;
+use quorlock_sim::{Check, Verdict, in_parallel, models, mutants};
 
 /// Runs whole fleets of clients and nodes under a virtual clock, with faults that a seed draws.
 ///
@@ -41,6 +41,10 @@ struct Args {
     /// For each mutant, or only for the one of --mutant, find the first seed that catches it
     #[arg(long)]
     mutants: bool,
+
+    /// Check the models of the agreement on fences instead, with each rule and without it
+    #[arg(long, exclusive = true)]
+    models: bool,
 }
 
 fn parse_mutant(name: &str) -> Result<Mutant, String> {
@@ -52,7 +56,10 @@ fn parse_mutant(name: &str) -> Result<Mutant, String> {
 }
 
 fn main() -> ExitCode {
-    let Args { seed, trace, seeds, from, kind, mutant, mutants } = Args::parse();
+    let Args { seed, trace, seeds, from, kind, mutant, mutants, models } = Args::parse();
+    if models {
+        return check_models();
+    }
     if mutants {
         let is_wanted = |m: &Mutant| {
             mutant.is_none_or(|only| only == *m) && kind.is_none_or(|kind| m.kind() == kind)
@@ -76,6 +83,31 @@ fn main() -> ExitCode {
     let kinds = kind.map_or(LockKind::value_variants().to_vec(), |kind| vec![kind]);
     let bad = kinds.into_iter().filter(|&kind| !all_pass(kind, from, seeds, &plan)).count();
     if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Prints what the search of each model finds, and the steps to each harm.
+fn check_models() -> ExitCode {
+    let check_all = |checks: Vec<Check>| {
+        println!("\n| model | states | seconds | |\n|---|---:|---:|---|");
+        checks.iter().filter(|check| !is_expected(check)).count()
+    };
+    let wrong = check_all(models()) + check_all(mutants());
+    if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn is_expected(check: &Check) -> bool {
+    let outcome = quorlock_sim::run(check);
+    let mut result = match &outcome.verdict {
+        Verdict::Holds => "holds".into(),
+        Verdict::Broken(property, steps) => format!("{property}: {steps:?}"),
+        Verdict::Vacuous(never) => format!("this never happens: {never}"),
+    };
+    if !outcome.is_expected(check) {
+        result = format!("**{result}**");
+    }
+    let (states, seconds) = (outcome.states, outcome.took.as_secs_f64());
+    println!("| {} | {states} | {seconds:.1} | {result} |", check.name);
+    outcome.is_expected(check)
 }
 
 /// Prints the first seed that catches each mutant.
