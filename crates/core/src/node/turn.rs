@@ -41,8 +41,7 @@ const SWEEP_SLOTS: u32 = 16;
 
 /// How soon to check again while the server must not write, in microseconds.
 const PAUSE_CHECK_INTERVAL_US: u64 = 10_000;
-/// How soon to try again to write a lost mirror, in microseconds, while memory is short or another
-/// value is under its key.
+/// How soon to retry a lost mirror that could not be written, in microseconds.
 const MIRROR_REWRITE_INTERVAL_US: u64 = 1_000_000;
 /// The largest difference between two times that counts as noise, in microseconds.
 /// A lease that ends this soon needs no new mirror. When a mirror expires only this much before its
@@ -286,11 +285,11 @@ impl Node {
         }
         let value = keyspace.name(self.leases.get(lease).mirror_value());
         let expires_at_ms = now.wall_ms_after(left_us);
-        if let Some(change) =
-            self.write_mirror(now, lease, entry, Some(&value), expires_at_ms, keyspace)
-        {
-            self.publish(keyspace, name, change);
+        if keyspace.set(entry, &value, expires_at_ms).is_err() {
+            return self.rewrite_mirror_later(now, lease);
         }
+        self.leases.regain_mirror(lease);
+        self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms });
     }
 
     fn rewrite_mirror_later(&mut self, now: Now, lease: u32) {
