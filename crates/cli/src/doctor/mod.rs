@@ -199,7 +199,7 @@ mod tests {
         let faults: [(fn(&mut Answer), _, _); 12] = [
             (|node| facts(node).clock_offset_us = Some(-7_000_000), "clock", Warning),
             (|node| facts(node).clock_offset_us = Some(61_000_000), "clock", Error),
-            (|node| facts(node).round_trip = Duration::from_millis(500), "round-trip", Warning),
+            (|node| facts(node).round_trip = Duration::from_millis(700), "round-trip", Warning),
             (|node| facts(node).round_trip = Duration::from_millis(1300), "round-trip", Error),
             (
                 |node| module(node).state = State::Unwritable("writes-paused".into()),
