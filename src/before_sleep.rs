@@ -29,12 +29,12 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
         if let Some(at) = state.node.next_wake() {
             state.timer.wake_at(now.monotonic, at);
         }
-        (take(&mut state.check_eviction_policy), state.write_conditions.is_none())
+        (take(&mut state.check_eviction_policy), take(&mut state.read_write_conditions))
     });
     let Some((check_policy, read_conditions)) = checks else { return };
     if read_conditions {
         let conditions = write_conditions(ctx);
-        module::with(|state| state.write_conditions = Some(conditions));
+        module::with(|state| state.write_conditions = conditions);
     }
     if check_policy && ctx.config("maxmemory-policy").is_some_and(|policy| policy != "noeviction") {
         ctx.log(

@@ -10,8 +10,7 @@ pub(crate) fn write(section: &Section) {
     let health = section.server_health();
     module::with(|state| {
         let (node, now) = (&state.node, clock::monotonic());
-        let conditions = state.write_conditions.unwrap_or_default();
-        let unwritable = health.and_then(|health| Unwritable::of(&health, conditions));
+        let unwritable = health.and_then(|health| Unwritable::of(&health, state.write_conditions));
         section.text(c"version", env!("CARGO_PKG_VERSION"));
         match (node.abstention(now), unwritable) {
             (None, None) => section.text(c"state", "voting"),

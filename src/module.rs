@@ -36,8 +36,9 @@ pub(crate) struct State {
     pub(crate) set: Option<NodeSet>,
     /// Whether to check `maxmemory-policy` at the end of this turn, and warn if it evicts keys.
     pub(crate) check_eviction_policy: bool,
-    /// Read at the end of a turn; `None` until then, and again after a change.
-    pub(crate) write_conditions: Option<WriteConditions>,
+    /// Whether to read `write_conditions` at the end of this turn.
+    pub(crate) read_write_conditions: bool,
+    pub(crate) write_conditions: WriteConditions,
 }
 
 /// On failure logs the reason and returns false.
@@ -80,8 +81,14 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
             format!("lock: this is node {} of the set {}: {}", set.id(), set.name(), set.members());
         ctx.log(LogLevel::Notice, &line);
     }
-    *STATE.get().borrow_mut() =
-        Some(State { node, timer, set, check_eviction_policy: true, write_conditions: None });
+    *STATE.get().borrow_mut() = Some(State {
+        node,
+        timer,
+        set,
+        check_eviction_policy: true,
+        read_write_conditions: true,
+        write_conditions: WriteConditions::default(),
+    });
     if config::rejoin_delay_ms() < config::max_ttl().ms() {
         ctx.log(
             LogLevel::Warning,

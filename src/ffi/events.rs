@@ -213,7 +213,7 @@ unsafe fn handle_config_change(change: *mut raw::RedisModuleConfigChange) {
             | b"min-slaves-to-write"
             | b"min-replicas-max-lag"
             | b"min-slaves-max-lag" => {
-                module::with(|state| state.write_conditions = None);
+                module::with(|state| state.read_write_conditions = true);
             }
             b"appendonly" => server_events::handle_event(ServerEvent::ListenersChanged),
             _ => {}
