@@ -2,6 +2,7 @@
 //! replication, and the content of the append-only file.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::net::Ipv4Addr;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -202,9 +203,10 @@ pub(crate) fn appended(server: &Server) -> Vec<Vec<String>> {
     let (Some(path), None) = (increments.next(), increments.next()) else {
         panic!("one increment")
     };
-    let mut file = fs::File::open(path).expect("the file can be read");
+    let mut file = BufReader::new(fs::File::open(path).expect("the file can be read"));
     let (mut parser, mut commands) = (redis::Parser::new(), Vec::new());
-    while let Ok(command) = parser.parse_value(&mut file) {
+    while !file.fill_buf().expect("the file can be read").is_empty() {
+        let command = parser.parse_value(&mut file).expect("a whole command");
         let words: Vec<String> = redis::from_redis_value(command).expect("words");
         if !matches!(&words[0][..], "SELECT" | "MULTI" | "EXEC") {
             commands.push(words);

@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{Fence, Ttl};
 
-/// The keys of a lock that is about to be granted.
+/// The keys of a lock that is about to be granted: free ones, or the key of a shared lock that a
+/// reader joins.
 pub(super) struct FreeKeys<'k, K: Keyspace> {
     pub(super) db: u32,
     pub(super) keys: &'k [K::Name],
@@ -50,8 +51,9 @@ impl<N: AsRef<[u8]>> Terms<'_, N> {
 }
 
 impl Node {
-    /// Acquires the lock if all its keys are free. For any one of several keys, tries one key after
-    /// the other: the lock is then an ordinary lock of that key.
+    /// Acquires the lock if all its keys are free, or if it is shared by all its holders and by this
+    /// client. For any one of several keys, tries one key after the other: the lock is then an
+    /// ordinary lock of that key.
     ///
     /// Without FENCE, refuses a held lock even to its own token. A newcomer comes after each older
     /// waiter that needs no other key.
@@ -421,10 +423,9 @@ impl Node {
         self.stats.grants += hashes.len() as u64;
         if self.queues.waiters() > 0 {
             for lease in self.leases.ring(first) {
-                let lease = self.leases.get(lease);
-                if let Some(queue) = self.queues.find(lease.hash(), lease.db, &lease.key) {
+                if let Some(queue) = self.queue_of(lease) {
                     self.queues.forget_foreign(queue);
-                    self.queues.check_at(queue, lease.deadline);
+                    self.queues.check_at(queue, self.leases.get(lease).deadline);
                 }
             }
         }

@@ -82,7 +82,8 @@ struct Queue {
     keepers: BTreeMap<Rank, u32>,
     /// Until this time, the key counts as taken by a value that is not the mirror of a lease.
     foreign_until: Monotonic,
-    /// When to check whether the key has become free; `None` if the key has no candidate.
+    /// When to check whether the key has become free; `None` if another event will tell, or if the
+    /// key has no candidate.
     check: Option<PlannedCheck>,
 }
 
