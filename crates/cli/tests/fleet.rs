@@ -195,36 +195,39 @@ fn clock_that_is_stepped_is_found() {
     assert_eq!(checks(&nodes.urls(), &[]), (vec!["clock".into()], 2));
 }
 
-/// The doctor changes nothing.
+/// The findings are the same with and without the right to call ACL DRYRUN. The doctor changes
+/// nothing.
 #[test]
-fn missing_rights_are_found() {
+fn missing_rights_are_found_with_and_without_dryrun() {
     let nodes = healthy();
-    for node in &nodes {
-        let mut user = redis::cmd("ACL");
-        user.arg(&["SETUSER", "locker", "on", ">pass", "~orders/*"]);
-        user.arg(&["+info", "+ping", "+time", "+config|get"]);
-        user.arg(&["+lock.acquire", "+lock.extend", "+lock.inspect"]);
-        user.arg(&["+lock.macquire", "+lock.mextend"]);
-        user.exec(&mut node.connection()).unwrap();
-    }
-    let urls = urls_with(&nodes, "user=locker&pass=pass");
-    let output = output_of(&urls, "doctor", &["--lock", "orders/1"]);
-    assert_eq!(code(output.status), 2, "{}", stdout(&output));
-    // Joins the wrapped lines.
-    let text = stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ");
-    for finding in [
-        "may not run LOCK.RELEASE, which clients need",
-        "may not run LOCK.MRELEASE and LOCK.ACQUIREANY, which locks of several keys",
-        "+lock.release",
-    ] {
-        assert_contains(&text, finding);
-    }
-    assert!(!["PING", "INFO", "the key"].iter().any(|right| text.contains(right)), "{text}");
-    let output = output_of(&urls, "doctor", &["--lock", "other"]);
-    assert_contains(stdout(&output), "may not use the key other");
-    assert!(!stdout(&output).contains("pass"), "{}", stdout(&output));
-    for counter in ["lock_grants", "lock_refusals", "lock_extends", "lock_releases"] {
-        assert_eq!(info_number(&nodes[0], counter), 0, "{counter}");
+    for rights in [["+acl"].as_slice(), &[]] {
+        for node in &nodes {
+            let mut user = redis::cmd("ACL");
+            user.arg(&["SETUSER", "locker", "reset", "on", ">pass", "~orders/*"]).arg(rights);
+            user.arg(&["+info", "+ping", "+time", "+config|get"]);
+            user.arg(&["+lock.acquire", "+lock.extend", "+lock.inspect"]);
+            user.arg(&["+lock.macquire", "+lock.mextend"]);
+            user.exec(&mut node.connection()).unwrap();
+        }
+        let urls = urls_with(&nodes, "user=locker&pass=pass");
+        let output = output_of(&urls, "doctor", &["--lock", "orders/1"]);
+        assert_eq!(code(output.status), 2, "{}", stdout(&output));
+        // Joins the wrapped lines.
+        let text = stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+        for finding in [
+            "may not run LOCK.RELEASE, which clients need",
+            "may not run LOCK.MRELEASE and LOCK.ACQUIREANY, which locks of several keys",
+            "+lock.release",
+        ] {
+            assert_contains(&text, finding);
+        }
+        assert!(!["PING", "INFO", "the key"].iter().any(|right| text.contains(right)), "{text}");
+        let output = output_of(&urls, "doctor", &["--lock", "other"]);
+        assert_contains(stdout(&output), "may not use the key other");
+        assert!(!stdout(&output).contains("pass"), "{}", stdout(&output));
+        for counter in ["lock_grants", "lock_refusals", "lock_extends", "lock_releases"] {
+            assert_eq!(info_number(&nodes[0], counter), 0, "{counter}");
+        }
     }
 }
 

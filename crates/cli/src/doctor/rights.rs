@@ -1,7 +1,8 @@
 //! Which rights the ACL user of a program lacks: to run a command, or to use the key of `--lock`.
 
 use quorlock_core::NodeError;
-use redis::{Pipeline, Value};
+use redis::aio::MultiplexedConnection;
+use redis::{Pipeline, Value, cmd};
 
 use crate::fleet::{Finding, Node, Replies, replies};
 use crate::output::escape_short;
@@ -32,29 +33,49 @@ const PLACEHOLDER_KEY: &str = "quorlock-doctor";
 /// Returns the findings about the rights of the user; none if the node does not answer. `key` is
 /// that of `--lock`.
 pub(super) async fn check(node: &Node, key: Option<&[u8]>) -> Vec<Finding> {
-    let requests = requests(key.unwrap_or(PLACEHOLDER_KEY.as_bytes()));
-    let replies: Result<Replies<{ COMMANDS.len() }>, _> =
-        node.ask(async |connection| replies(&requests, connection).await).await;
+    let replies = node.ask(async |connection| ask(connection, key).await).await;
     replies.map(|replies| findings(&replies, key)).unwrap_or_default()
 }
 
-fn requests(key: &[u8]) -> Pipeline {
-    let mut requests = Pipeline::with_capacity(COMMANDS.len());
-    for (name, arguments) in COMMANDS {
-        let request = requests.cmd(name);
-        for argument in arguments {
-            request.arg(if *argument == PLACEHOLDER_KEY { key } else { argument.as_bytes() });
+async fn ask(
+    connection: &mut MultiplexedConnection,
+    key: Option<&[u8]>,
+) -> Result<Replies<{ COMMANDS.len() }>, NodeError> {
+    let key = key.unwrap_or(PLACEHOLDER_KEY.as_bytes());
+    let send = async |connection: &mut _, prefix: &[&str]| {
+        let mut requests = Pipeline::with_capacity(COMMANDS.len());
+        for (name, arguments) in COMMANDS {
+            let request = match prefix {
+                [first, rest @ ..] => requests.cmd(first).arg(rest).arg(name),
+                [] => requests.cmd(name),
+            };
+            for argument in arguments {
+                request.arg(if *argument == PLACEHOLDER_KEY { key } else { argument.as_bytes() });
+            }
+        }
+        replies(&requests, connection).await
+    };
+    let user: Option<String> = cmd("ACL").arg("WHOAMI").query_async(connection).await.ok();
+    if let Some(user) = user {
+        let replied = send(connection, &["ACL", "DRYRUN", &user]).await?;
+        if replied.iter().all(|reply| !matches!(reply, Err(NodeError::Denied { .. }))) {
+            return Ok(replied);
         }
     }
-    requests
+    // The user may not run ACL WHOAMI or ACL DRYRUN: sends the commands themselves.
+    send(connection, &[]).await
 }
 
 fn findings(replies: &[Result<Value, NodeError>], key: Option<&[u8]>) -> Vec<Finding> {
     let (mut for_all, mut for_several_keys, mut key_is_denied) = (Vec::new(), Vec::new(), false);
     for ((command, _), reply) in COMMANDS.into_iter().zip(replies) {
-        let Err(NodeError::Denied { reason }) = reply else { continue };
-        if !reason.contains("permissions to run the") {
-            key_is_denied |= reason.contains("permissions to access");
+        let words = match reply {
+            Err(NodeError::Denied { reason }) => reason.clone(),
+            Ok(Value::BulkString(words)) => String::from_utf8_lossy(words).into_owned(),
+            _ => continue,
+        };
+        if !words.contains("permissions to run the") {
+            key_is_denied |= words.contains("permissions to access");
         } else if COMMANDS_FOR_SEVERAL_KEYS.contains(&command) {
             for_several_keys.push(command);
         } else {
