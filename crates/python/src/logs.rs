@@ -14,7 +14,6 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
 /// Of the events that no call has collected, the oldest are dropped.
@@ -98,16 +97,20 @@ fn python_level(level: Level) -> u8 {
 }
 
 impl Subscriber for Collector {
-    /// Of an event that [`register_callsite`](Self::register_callsite) does not refuse for ever.
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        python_level(*metadata.level()) >= LEVEL.load(Ordering::Relaxed)
+        metadata.is_event()
+            && metadata.target().starts_with("quorlock")
+            && python_level(*metadata.level()) >= LEVEL.load(Ordering::Relaxed)
     }
 
-    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+    fn register_callsite(
+        &self,
+        metadata: &'static Metadata<'static>,
+    ) -> tracing::subscriber::Interest {
         if metadata.is_event() && metadata.target().starts_with("quorlock") {
-            Interest::sometimes()
+            tracing::subscriber::Interest::sometimes()
         } else {
-            Interest::never()
+            tracing::subscriber::Interest::never()
         }
     }
 
