@@ -3,13 +3,12 @@
 use quorlock_core::Fence;
 use quorlock_core::node::{self, BlockedId, KeyBytes, Reply, WaitReply, Wants};
 
-use crate::docs;
 use crate::error::CommandError;
 use crate::ffi::command::Keys;
 use crate::ffi::{Arg, Args, Ctx, Name, ServerKeyspace, clock};
 use crate::inspection::{self, number};
-use crate::module;
 use crate::request::{self, KeysAndToken, ScanTerms};
+use crate::{docs, module};
 
 /// The handler of a command, which has its keys at these places. It sends exactly one reply, or
 /// none and returns the error, which is then the reply.

@@ -2,7 +2,6 @@
 //! replication, and the content of the append-only file.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::net::Ipv4Addr;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -203,16 +202,18 @@ pub(crate) fn appended(server: &Server) -> Vec<Vec<String>> {
     let (Some(path), None) = (increments.next(), increments.next()) else {
         panic!("one increment")
     };
-    let mut file = BufReader::new(fs::File::open(path).expect("the file can be read"));
+    let mut file = fs::File::open(path).expect("the file can be read");
     let (mut parser, mut commands) = (redis::Parser::new(), Vec::new());
-    while !file.fill_buf().expect("the file can be read").is_empty() {
-        let command = parser.parse_value(&mut file).expect("a whole command");
-        let words: Vec<String> = redis::from_redis_value(command).expect("words");
+    loop {
+        let words: Vec<String> = match parser.parse_value(&mut file) {
+            Ok(command) => redis::from_redis_value(command).expect("words"),
+            Err(end) if end.is_io_error() => return commands,
+            Err(error) => panic!("{error}"),
+        };
         if !matches!(&words[0][..], "SELECT" | "MULTI" | "EXEC") {
             commands.push(words);
         }
     }
-    commands
 }
 
 /// A client that waits in a separate thread.

@@ -14,12 +14,11 @@ use tokio::time::sleep;
 
 use crate::config::Defaults;
 use crate::exit::Ended;
-use crate::handle;
 use crate::nodes::{self, NodeArgs, NodeSettings};
 use crate::output::{escape_short, say, say_in_background};
 use crate::system::Signals;
 use crate::values::duration;
-use crate::{exit, values};
+use crate::{exit, handle, values};
 
 /// The default ttl of a lock.
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(10);

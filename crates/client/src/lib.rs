@@ -67,7 +67,7 @@
 //! | [`wait`](LockBuilder::wait) | 10 s | the work must be done | another client does the same work; zero makes one attempt |
 //! | [`max_hold`](LockBuilder::max_hold) | no limit | | work that hangs must not block other clients |
 //! | [`min_validity`](LockBuilder::min_validity) | ttl / 2 | the work needs more time than half the ttl | a slow network must not fail the call |
-//! | [`node_timeout`](LockBuilder::node_timeout) | derived: 4 measured round trips, at least 50 ms, at most the larger of ttl / 10 and 2 round trips, and at most ttl / 4 | some nodes are slow at times | a silent node must be noticed sooner |
+//! | [`node_timeout`](LockBuilder::node_timeout) | derived: 4 measured round trips, at least 50 ms, at most ttl / 4 | some nodes are slow at times | a silent node must be noticed sooner |
 //! | [`owner`](LockBuilder::owner) | host name and process id | | |
 //!
 //! For work that takes long, do not choose a long ttl: use [`run`](LockBuilder::run) or

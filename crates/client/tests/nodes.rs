@@ -63,7 +63,7 @@ async fn slow_port_with_tls_is_not_taken_for_a_plain_one() {
     let (_node, reserved, authority) = tls_node(dir.path());
     let proxy = Proxy::start(format!("redis://127.0.0.1:{}", reserved.number()));
     // A handshake takes two of these round trips, longer than the wait for the probe.
-    proxy.delay(Direction::ToServer, limits::silence(limits::ROUND_TRIP_UNKNOWN));
+    proxy.delay(Direction::ToServer, limits::PORT_PROBE_AFTER);
     let url = proxy.url().replace("redis://", "rediss://");
     let builder = Quorum::builder().node(url).root_certificates(authority).node_timeout(PATIENCE);
     let quorum = builder.connect().await.unwrap();

@@ -7,12 +7,11 @@ use std::time::Duration;
 use crate::support::scripted::{
     LONG, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows, start,
 };
-use quorlock_core::NodeError;
 use quorlock_core::client::{
     Acquire, Action, Command, Hold, OutgoingRequest, Release, RequestId, Response, limits,
 };
 use quorlock_core::quorum::{ExtensionVerdict, Moment, Ownership, drift};
-use quorlock_core::{ClientRule, Fence, break_rule};
+use quorlock_core::{ClientRule, Fence, NodeError, break_rule};
 
 /// A lock that nodes 0 and 1 granted after a wait, and the unanswered WAIT on node 2.
 fn won_by_two() -> (ScriptedCall, Hold, RequestId) {
@@ -232,6 +231,20 @@ fn late_majority_extends_the_lock_from_the_moment_of_sending() {
     assert_eq!(after_late_answers(&granted(), None), Ownership::Held(left));
     let mutant = after_late_answers(&granted(), Some(ClientRule::LateMajorityForgotten));
     assert!(matches!(mutant, Ownership::Uncertain(_)), "{mutant:?}");
+}
+
+#[test]
+fn unconfirmed_lock_is_extended_again_after_a_part_of_its_ttl() {
+    let (mut call, mut hold, _) = won_by_two_and_renewed();
+    call.at = TTL / 4;
+    hold.extend(&call.ctx()).unwrap();
+    while hold.renew_at().is_none() {
+        call.at += since_win(&call, hold.poll_timeout().unwrap());
+        hold.handle_timeout(&call.ctx());
+    }
+    assert!(matches!(hold.ownership(call.ctx().now), Ownership::Uncertain(_)));
+    let again = since_win(&call, hold.renew_at().unwrap());
+    assert!((TTL / 30..=TTL / 10).contains(&again), "{again:?}");
 }
 
 #[test]

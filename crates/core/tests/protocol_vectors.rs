@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use crate::support::scripted::{self, ScriptedCall, start};
 use crate::vectors::{Fields, Reader, bytes};
-use quorlock_core::NodeError;
 use quorlock_core::client::{
     Action, Command, FenceProposals, Hold, Keys, Mode, OutgoingRequest, Reason, Request, RequestId,
     Response, RoundTrips, Spec, Token, limits,
@@ -20,7 +19,7 @@ use quorlock_core::quorum::{
     Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, Majority, Moment, ReleaseRound,
     ReleaseVerdict, Step, Validity, Vote, drift,
 };
-use quorlock_core::{Fence, Ttl};
+use quorlock_core::{Fence, NodeError, Ttl};
 use serde_json::{Map, Value};
 
 const READERS: [(&str, Reader); 17] = [

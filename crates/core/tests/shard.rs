@@ -239,3 +239,12 @@ fn sharers_join_once_the_writer_before_them_gave_up() {
     assert!(queue.leave(3).is_empty());
     assert!(queue.is_idle());
 }
+
+#[test]
+fn numbers_of_permits_are_compared_once_a_minute() {
+    let (mut shard, keys) = (Shard::default(), Keys::from_iter(["k"]));
+    let mut begins = |s| shard.begins_permit_check(&keys, start().plus(Duration::from_secs(s)));
+    assert!(begins(0));
+    assert!(!begins(59));
+    assert!(begins(60));
+}

@@ -6,9 +6,8 @@ use crate::support::scripted::{
     Client, LONG, NO_WAIT, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms,
     shows, spec, ticket,
 };
-use quorlock_core::client::{Acquire, Keys, Outcome, Reason, Response, Token, limits};
-use quorlock_core::{Answer, NodeError};
-use quorlock_core::{ClientRule, Fence};
+use quorlock_core::client::{Acquire, Keys, Outcome, Reason, Response, Spec, Token, limits};
+use quorlock_core::{Answer, ClientRule, Fence, NodeError};
 
 #[test]
 fn free_lock_costs_one_request_to_each_node_and_is_won_at_the_majority() {
@@ -228,4 +227,27 @@ fn call_that_is_run_late_leaves_the_nodes_time_to_answer() {
     call.answer(0, &granted());
     call.answer(1, &granted());
     assert!(call.is_acquired());
+}
+
+#[test]
+fn pause_before_all_nodes_are_asked_again_doubles() {
+    let mut call = ScriptedCall::new(LONG);
+    let pauses: Vec<_> = std::iter::repeat_with(|| {
+        call.answer_all(&[down(), down(), down()]);
+        let failed_at = call.at;
+        call.fire_timer();
+        call.at.saturating_sub(failed_at)
+    })
+    .take(6)
+    .collect();
+    // The shortest that a random number allows: half of 20 ms, and so on up to 250 ms.
+    assert_eq!(pauses, [10, 20, 40, 80, 125, 125].map(ms));
+}
+
+#[test]
+fn call_for_one_of_several_keys_begins_with_a_random_one() {
+    let names = Keys::from_iter(["k0", "k1", "k2", "k3"]);
+    let spec = Spec { any: Some(names.clone()), ..spec(names, 1000) };
+    let mut call = ScriptedCall::begin(Client::with_pauses(3, 2), spec, LONG);
+    assert_eq!(call.take_sent(0).spec.keys.first(), b"k2");
 }

@@ -97,6 +97,7 @@ pub fn run(check: &Check) -> Outcome {
 
 fn outcome(search: &impl Checker<Model>, began: Instant) -> Outcome {
     let mut found = search.discoveries();
+    // A broken property comes before an event that never happens.
     let properties = search.model().properties().into_iter();
     let verdict = properties.filter_map(|property| match property.expectation {
         Expectation::Sometimes => {

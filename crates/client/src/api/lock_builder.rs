@@ -6,9 +6,8 @@ use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
-use quorlock_core::Ttl;
 use quorlock_core::client::{Context, Failure, Keys, Mode, Reason, Shard, Spec, limits};
-use quorlock_core::{Answer, NodeError};
+use quorlock_core::{Answer, NodeError, Ttl};
 use scopeguard::{ScopeGuard, guard};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};

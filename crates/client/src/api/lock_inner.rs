@@ -1,10 +1,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::Answer;
-use quorlock_core::Fence;
 use quorlock_core::client::{Context, Hold, Mode, Shard, Spec, Token};
 use quorlock_core::quorum::{self, ExtensionVerdict, LossReason, ReleaseVerdict};
+use quorlock_core::{Answer, Fence};
 use scopeguard::{ScopeGuard, guard};
 use tokio::sync::{Notify, oneshot};
 

@@ -3,9 +3,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::Fence;
 use quorlock_core::client::Mode;
-use quorlock_core::quorum;
+use quorlock_core::{Fence, quorum};
 use tokio::time::sleep;
 
 use super::lock_inner::LockInner;

@@ -3,10 +3,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use quorlock_core::Ttl;
 use quorlock_core::client::{ClientState, Context, limits};
 use quorlock_core::quorum::Majority;
-use quorlock_core::{Answer, NodeError};
+use quorlock_core::{Answer, NodeError, Ttl};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};

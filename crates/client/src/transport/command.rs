@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::{Cmd, RedisError, Value, from_redis_value};
-use quorlock_core::Fence;
-use quorlock_core::NodeError;
 use quorlock_core::client::{Command, Keys, Mode, Request, Response, Spec};
+use quorlock_core::{Fence, NodeError};
 
 /// Room for the arguments of a command besides its keys.
 const OTHER_ARGS: usize = 12;

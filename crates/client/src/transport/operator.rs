@@ -4,12 +4,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use ::redis::{FromRedisValue, Pipeline, Value, from_redis_value};
-use quorlock_core::Fence;
-use quorlock_core::NodeError;
 use quorlock_core::client::limits;
 use quorlock_core::operator::{
     LeaseInfo, LockMode, RevokeCommand, RevokeReply, WaiterInfo, inspection_answer,
 };
+use quorlock_core::{Fence, NodeError};
 
 use super::Connection;
 use super::command::read_error;

@@ -49,7 +49,7 @@ pub(super) async fn mismatch(address: &ConnectionAddr) -> Option<NodeError> {
 /// it proves nothing.
 pub(super) async fn mismatch_of_silent_port(address: &ConnectionAddr) -> NodeError {
     if matches!(address, ConnectionAddr::TcpTls { .. }) {
-        sleep(limits::silence(limits::ROUND_TRIP_UNKNOWN)).await;
+        sleep(limits::PORT_PROBE_AFTER).await;
         if let Some(error) = mismatch(address).await {
             return error;
         }

@@ -7,9 +7,8 @@ mod vectors;
 use std::time::Duration;
 
 use ::redis::Arg;
-use quorlock_core::NodeError;
 use quorlock_core::client::{Command, Hello, Keys, Mode, Request, Response, Spec, Token};
-use quorlock_core::{Fence, Ttl};
+use quorlock_core::{Fence, NodeError, Ttl};
 use vectors::{Fields, Reader, bytes};
 
 use super::command::Outgoing;

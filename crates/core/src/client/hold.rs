@@ -11,12 +11,11 @@ use super::{
     Action, Command, Context, Delivery, Mode, OutgoingRequest, Release, Request, RequestId,
     Response, Token, Topology, limits,
 };
-use crate::Fence;
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{
     Extension, ExtensionVerdict, LossReason, Majority, Moment, Ownership, OwnershipState, Win,
 };
-use crate::{Answer, NodeError};
+use crate::{Answer, Fence, NodeError};
 
 /// A held lock, from the grant to the end: ownership, extension, repair, release.
 ///
@@ -145,6 +144,14 @@ impl HeldNode {
         self.reach.is_lost || self.superseded.is_some()
     }
 
+    /// Whether an extension may bring the lock back to the node, or make its late grant count.
+    fn needs_repair(&self) -> bool {
+        let is_late = matches!(self.answer, Answer::Granted(_)) && !self.counts;
+        let is_in_line =
+            self.repair.is_some() || self.straggler.is_some() || self.opening.is_some();
+        self.answer == Answer::Refused && !is_in_line || is_late
+    }
+
     /// Whether the node refused, was never sent an ACQUIRE, or answered the grant's ACQUIRE with an
     /// abstention. An abstention in answer to an extension proves nothing: it comes from a replica,
     /// which may have the key.
@@ -269,15 +276,9 @@ impl Hold {
             return None;
         }
         let regular = self.state.next_extension_in(self.decided_at, self.spec.ttl)?;
-        let is_missing = |node: &HeldNode| {
-            let is_late = matches!(node.answer, Answer::Granted(_)) && !node.counts;
-            let is_in_line =
-                node.repair.is_some() || node.straggler.is_some() || node.opening.is_some();
-            node.answer == Answer::Refused && !is_in_line || is_late
-        };
         // The call's own requests, and the WAIT in front, come first.
         let waits_for_front = self.front_at().is_some();
-        if waits_for_front || !self.may_repair() || !self.nodes.iter().any(is_missing) {
+        if waits_for_front || !self.may_repair() || !self.nodes.iter().any(HeldNode::needs_repair) {
             return Some(regular);
         }
         let doublings = 2_u32.saturating_pow(self.repair_rounds);
@@ -332,7 +333,7 @@ impl Hold {
         if let Some(round) = self.round.as_ref().filter(is_undecided) {
             return Some(round.number);
         }
-        let is_incomplete = self.nodes.iter().any(|node| node.answer == Answer::Refused);
+        let is_incomplete = self.nodes.iter().any(HeldNode::needs_repair);
         self.repair_rounds = if is_incomplete { self.repair_rounds + 1 } else { 0 };
         self.begin_round(ctx)
     }
@@ -409,6 +410,7 @@ impl Hold {
     pub fn handle_timeout(&mut self, ctx: &Context<'_>) {
         self.expire_round(ctx);
         if self.renew_at().is_some_and(|at| ctx.now.has_reached(at)) {
+            // A lock that has ended is not renewed again and again.
             self.is_renewed = self.extend(ctx).is_some();
         }
         if self.front_at().is_some_and(|at| ctx.now.has_reached(at)) {

@@ -14,9 +14,12 @@ use crate::Ttl;
 /// [`Hello`](super::Hello).
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
 /// A later timer shows that the process did not run. For as long, answers are read first.
-pub const LATE_TIMER: Duration = Duration::from_millis(10);
+pub const LATE_TIMER: Duration = Duration::from_millis(5);
+/// Silence of a port with TLS, until another connection probes it.
+pub const PORT_PROBE_AFTER: Duration = Duration::from_millis(200);
 /// How late a node may end a WAIT, and how far a call may exceed its `wait`, or one
-/// [`node_timeout`]. Users are promised 50 ms, which leaves 10 ms for timers and the scheduler.
+/// [`node_timeout`]. Users are promised 50 ms, which leaves 10 ms for a late timer and for reading
+/// after it.
 pub const WAIT_GRACE: Duration = Duration::from_millis(40);
 /// One WAIT, less a random part of at most half. So the waits of one call end at different times on
 /// different nodes. A new holder's WAIT in front lasts at most ttl/4.

@@ -2,9 +2,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Outcome, Release, Spec, Token};
-use crate::Fence;
 use crate::quorum::ExtensionVerdict;
-use crate::{Answer, NodeError};
+use crate::{Answer, Fence, NodeError};
 
 /// Identifies a request within the state machine that sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

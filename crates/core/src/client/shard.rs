@@ -581,10 +581,11 @@ impl Shard {
         }
     }
 
-    /// Whether the shard has no machine, and needs no wait connection.
+    /// Whether the shard has no machine and no local queue, and needs no wait connection.
     pub fn is_idle(&self) -> bool {
         let is_opening = |asked: &Asked| asked.sent.is_none();
-        self.machines.is_empty() && !self.requests.values().any(is_opening)
+        let has_requests = self.requests.values().any(is_opening);
+        self.machines.is_empty() && self.queues.is_empty() && !has_requests
     }
 
     fn call_mut(&mut self, number: u64) -> Option<&mut Call> {

@@ -2,8 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Context, Keys, Mode, limits};
-use crate::NodeError;
-use crate::Ttl;
+use crate::{NodeError, Ttl};
 
 /// Describes a lock to acquire. [`Spec::check`] says whether it is valid.
 #[derive(Clone, Debug)]

@@ -51,8 +51,8 @@ impl<N: AsRef<[u8]>> Terms<'_, N> {
 }
 
 impl Node {
-    /// Acquires the lock if all its keys are free, or if it is shared by all its holders and by this
-    /// client. For any one of several keys, tries one key after the other: the lock is then an
+    /// Acquires the lock if all its keys are free, or if its holders share it and this client does
+    /// so, too. For any one of several keys, tries one key after the other: the lock is then an
     /// ordinary lock of that key.
     ///
     /// Without FENCE, refuses a held lock even to its own token. A newcomer comes after each older

@@ -4,13 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::NodeError;
 use quorlock_core::client::{
     Acquire, Action, ClientState, Command, Context, Hold, Keys, NodeStatus, Outcome,
     OutgoingRequest, Random, Reason, Release, RequestId, Response, Spec, Token, Topology, limits,
 };
 use quorlock_core::quorum::{Majority, Moment, Ownership};
-use quorlock_core::{ClientRule, Fence, Ttl, break_rule};
+use quorlock_core::{ClientRule, Fence, NodeError, Ttl, break_rule};
 
 const WALL_US: u64 = 1_800_000_000_000_000;
 pub(crate) const TTL: Duration = Duration::from_secs(1);

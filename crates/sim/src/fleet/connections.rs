@@ -212,11 +212,12 @@ impl Connections {
                     (InFlight::Ping(_), ConnectionKind::Wait(_)) => None,
                 }
             }
-            Down::Connected | Down::Refused | Down::Closed => {
+            Down::Connected => {
                 connection.hello_sent_at = Some(now);
                 world.send_up(conn, Up::Hello);
                 None
             }
+            Down::Refused | Down::Closed => None,
         }
     }
 

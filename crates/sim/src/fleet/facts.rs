@@ -90,7 +90,8 @@ impl Facts {
         is_spinning
     }
 
-    pub(super) fn timer(&mut self, machine: u64, at: Option<Moment>, shard: &Shard) {
+    /// A lock without a timer and without a machine is forgotten.
+    pub(super) fn record_timer(&mut self, machine: u64, at: Option<Moment>, shard: &Shard) {
         if at.is_none() && shard.hold(machine).is_none() {
             self.locks.remove(&machine);
         }
@@ -116,7 +117,7 @@ impl Facts {
         self.unended.insert(number, call);
     }
 
-    pub(super) fn cancel(&mut self, call: u64) {
+    pub(super) fn record_cancel(&mut self, call: u64) {
         self.unended.remove(&call);
     }
 
@@ -133,7 +134,7 @@ impl Facts {
         Some(call)
     }
 
-    pub(super) fn request(
+    pub(super) fn record_request(
         &mut self,
         machine: u64,
         node: usize,
@@ -159,14 +160,14 @@ impl Facts {
         }
     }
 
-    pub(super) fn wait(&mut self, machine: u64, token: Token, world: &mut World) {
+    pub(super) fn record_wait(&mut self, machine: u64, token: Token, world: &mut World) {
         if let Some(call) = self.unended.get_mut(&machine) {
             call.has_asked = true;
         }
         world.claims.assign(token, self.id(machine));
     }
 
-    pub(super) fn answer(
+    pub(super) fn record_answer(
         &mut self,
         number: u64,
         sent: Ns,
@@ -195,7 +196,7 @@ impl Facts {
         }
     }
 
-    pub(super) fn grant(
+    pub(super) fn record_grant(
         &mut self,
         lock: u64,
         shard: &Shard,
@@ -216,7 +217,7 @@ impl Facts {
         Some(CallerResult::Acquired { caller, lock })
     }
 
-    pub(super) fn failure(
+    pub(super) fn record_failure(
         &mut self,
         number: u64,
         failure: &Failure,
@@ -244,7 +245,7 @@ impl Facts {
         }
     }
 
-    pub(super) fn extension(
+    pub(super) fn record_extension(
         &mut self,
         number: u64,
         round: u32,
@@ -261,7 +262,7 @@ impl Facts {
     }
 
     /// Records the end of a lock by its holder.
-    pub(super) fn release(
+    pub(super) fn record_release(
         &self,
         number: u64,
         token: Token,
@@ -290,7 +291,7 @@ impl Facts {
     }
 
     /// Records a release that a call or a lock has begun by itself.
-    pub(super) fn own_release(
+    pub(super) fn record_own_release(
         &mut self,
         number: u64,
         by: Option<u64>,
@@ -312,7 +313,7 @@ impl Facts {
         self.begin_release(number, None, is_thorough, &spec, (inputs, world));
     }
 
-    pub(super) fn verdict(
+    pub(super) fn record_verdict(
         &mut self,
         release: u64,
         inputs: &Inputs,
@@ -329,7 +330,7 @@ impl Facts {
 
     /// Records that a release is over and that no node has its token any more, unless the release
     /// may have missed a node.
-    pub(super) fn release_over(
+    pub(super) fn record_release_over(
         &mut self,
         number: u64,
         release: &Release,

@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use quorlock_core::NodeError;
-use quorlock_core::Ttl;
 use quorlock_core::client::{Command, Mode, Response, Token};
 use quorlock_core::node::memory_server::{Name, Server};
 use quorlock_core::node::{
     self, BlockedId, CommandError, FenceError, Now, Reply, Settings, WaitReply, Wants,
 };
+use quorlock_core::{NodeError, Ttl};
 use std::time::Duration;
 
 use super::claims::{Claim, ClaimKind};

@@ -221,7 +221,7 @@ impl Process {
         trace!(world, "p{}/{call} is cancelled", self.index);
         self.shard.cancel(call, &mut self.inputs.context(world.now));
         self.act(world);
-        self.facts.cancel(call);
+        self.facts.record_cancel(call);
         self.settle(world);
     }
 
@@ -252,7 +252,7 @@ impl Process {
             None => self.shard.drop_lock(number, &mut ctx),
         };
         let Some((ownership, release)) = released else { return };
-        self.facts.release(number, token, ownership, world);
+        self.facts.record_release(number, token, ownership, world);
         let is_held = !matches!(ownership, Ownership::Lost(_));
         self.facts.begin_release(release, caller, is_held, &spec, (&self.inputs, world));
         self.forget(number, world);
@@ -278,7 +278,7 @@ impl Process {
     }
 
     fn deliver(&mut self, number: u64, sent: Ns, response: &Response, world: &mut World) {
-        self.facts.answer(number, sent, response, &self.shard, world);
+        self.facts.record_answer(number, sent, response, &self.shard, world);
         self.shard.handle_response(number, response, &mut self.inputs.context(world.now));
         self.act(world);
     }
@@ -289,7 +289,7 @@ impl Process {
             let (shard, inputs) = (&self.shard, &self.inputs);
             match action {
                 ShardAction::Send { number, machine, node, connection, request, spec } => {
-                    self.facts.request(machine, node, &request, world);
+                    self.facts.record_request(machine, node, &request, world);
                     if let Some(conn) = self.connections.shared(node, connection) {
                         let sent = (number, world.now);
                         self.connections.send(conn, sent, request, spec, world);
@@ -305,7 +305,7 @@ impl Process {
                     }
                 }
                 ShardAction::Timer(machine, at) => {
-                    self.facts.timer(machine, at, shard);
+                    self.facts.record_timer(machine, at, shard);
                     self.set_timer(machine, at, world);
                 }
                 ShardAction::Suspect { node, connection } => {
@@ -313,24 +313,24 @@ impl Process {
                 }
                 ShardAction::Acquired { call: lock, .. } => {
                     self.timers.remove(&lock);
-                    self.results.extend(self.facts.grant(lock, shard, inputs, world));
+                    self.results.extend(self.facts.record_grant(lock, shard, inputs, world));
                 }
                 ShardAction::Failed { call, failure } => {
-                    self.results.extend(self.facts.failure(call, &failure, inputs, world));
+                    self.results.extend(self.facts.record_failure(call, &failure, inputs, world));
                 }
                 ShardAction::Extended { lock, round, verdict } => {
-                    self.results.extend(self.facts.extension(lock, round, verdict, world));
+                    self.results.extend(self.facts.record_extension(lock, round, verdict, world));
                 }
                 ShardAction::Repaired(_) => {}
                 ShardAction::Releases { release, by } => {
-                    self.facts.own_release(release, by, shard, inputs, world);
+                    self.facts.record_own_release(release, by, shard, inputs, world);
                 }
                 ShardAction::Released(release) => {
-                    self.results.extend(self.facts.verdict(release, inputs, world));
+                    self.results.extend(self.facts.record_verdict(release, inputs, world));
                 }
                 ShardAction::ReleaseOver(number) => {
                     if let Some(release) = self.shard.take_release(number) {
-                        self.facts.release_over(number, &release, &self.shard, world);
+                        self.facts.record_release_over(number, &release, &self.shard, world);
                     }
                 }
             }
@@ -353,7 +353,7 @@ impl Process {
         let mut ctx = self.inputs.context(world.now);
         match self.shard.handle_wait_connection(number, &mut ctx) {
             Some((request, spec)) => {
-                self.facts.wait(machine, request.token, world);
+                self.facts.record_wait(machine, request.token, world);
                 let sent = (number, world.now);
                 self.connections.send(conn, sent, request, spec, world);
             }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Acquire;
-use crate::Fence;
 use crate::client::hold::{Straggler, StragglerKind};
 use crate::client::reach::Reach;
 use crate::client::{
@@ -12,7 +11,7 @@ use crate::client::{
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{FenceAnswer, Moment, Validity};
-use crate::{Answer, NodeError};
+use crate::{Answer, Fence, NodeError};
 
 #[derive(Debug, Default)]
 pub(super) struct Node {
