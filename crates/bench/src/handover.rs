@@ -103,7 +103,7 @@ const HANDOVER_CONSTANT: Duration = Duration::from_micros(100);
 /// Largest allowed ratio of the grants of the clients that got most and fewest.
 const UNFAIRNESS_MAX: f64 = 1.05;
 const COMPETING_FOR: Duration = Duration::from_secs(12);
-const PINGS: u32 = 5000;
+const PINGS: u32 = 500;
 const TASKS: usize = 64;
 /// The rate of the tasks with the waiting before tickets, on a similar machine.
 const TASKS_PER_S_MIN: u32 = 1486;
@@ -125,6 +125,8 @@ pub(crate) async fn between_clients(effort: Effort) -> anyhow::Result<Vec<Row>> 
         }
         let mut pinging = Socket::connect(&nodes[0])?;
         for _ in 0..PINGS {
+            // The node and this client are as idle before a PING as before a handover.
+            sleep(HOLD).await;
             let started = Instant::now();
             pinging.ping()?;
             pings.record(started.elapsed());

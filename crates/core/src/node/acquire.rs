@@ -74,7 +74,7 @@ impl Node {
         self.admit(now, acquire)?;
         let hashes = self.hashes(db, keys);
         let (tried_together, granted): (_, fn(_, _) -> _) = match wants {
-            Wants::All => (keys.len(), |fence, _| Reply::Granted(fence)),
+            Wants::All => (keys.len().max(1), |fence, _| Reply::Granted(fence)),
             Wants::Any => (1, |fence, key| Reply::GrantedOne { fence, key }),
         };
         for (index, keys) in keys.chunks(tried_together).enumerate() {
