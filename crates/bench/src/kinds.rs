@@ -144,7 +144,7 @@ async fn count_locks(
                 let left = until.saturating_duration_since(Instant::now());
                 let lock = match builder.clone().wait(left).acquire().await {
                     Ok(lock) => lock,
-                    // Clients that still wait at the end give up, also one that has some of the nodes.
+                    // Clients that still wait at the end give up, with or without some nodes.
                     Err(AcquireError::TimedOut { .. } | AcquireError::Held { .. }) => break,
                     Err(AcquireError::NoQuorum { .. }) if Instant::now() >= until => break,
                     Err(error) => return Err(error.into()),
