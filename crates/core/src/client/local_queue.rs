@@ -36,9 +36,11 @@ impl LocalQueue {
     /// Takes the place for the caller with this number, joins others that share theirs, or queues.
     /// Returns whether the caller has a place now. Callers enter in the order of their numbers.
     pub fn enter(&mut self, number: u64, mode: Mode) -> bool {
-        self.waiting.push_back((number, mode));
-        // While earlier callers wait, no place is free. So only this caller can be given a place.
-        !self.give_places().is_empty()
+        let has_place = self.waiting.is_empty() && self.take_place(mode);
+        if !has_place {
+            self.waiting.push_back((number, mode));
+        }
+        has_place
     }
 
     /// Leaves the place or the queue. Returns the numbers of the callers that get a place.
@@ -54,19 +56,23 @@ impl LocalQueue {
 
     fn give_places(&mut self) -> CalledNumbers {
         let mut called = CalledNumbers::new();
-        while let Some(&(number, mode)) = self.waiting.front() {
-            let joins = mode == Mode::Shared && self.sharing > 0;
-            if !joins {
-                if !self.is_free {
-                    break;
-                }
-                self.is_free = false;
-            }
-            self.sharing += usize::from(mode == Mode::Shared);
+        while let Some(&(number, mode)) = self.waiting.front()
+            && self.take_place(mode)
+        {
             self.waiting.pop_front();
             called.push(number);
         }
         called
+    }
+
+    fn take_place(&mut self, mode: Mode) -> bool {
+        let joins = mode == Mode::Shared && self.sharing > 0;
+        if !joins && !self.is_free {
+            return false;
+        }
+        self.is_free = false;
+        self.sharing += usize::from(mode == Mode::Shared);
+        true
     }
 
     /// Whether the place is free, and no caller waits.
