@@ -8,7 +8,7 @@ use crate::support::scripted::{
     LONG, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows, start,
 };
 use quorlock_core::client::{
-    Acquire, Action, Command, Hold, OutgoingRequest, Release, RequestId, Response, limits,
+    Acquire, Action, Command, Hold, OutgoingRequest, Reason, Release, RequestId, Response, limits,
 };
 use quorlock_core::quorum::{ExtensionVerdict, Moment, Ownership, drift};
 use quorlock_core::{ClientRule, Fence, NodeError, break_rule};
@@ -620,4 +620,14 @@ fn unanswered_release_is_sent_through_a_newer_connection_too() {
     }
     let sent: Vec<_> = sends(&mut release).map(|send| (send.id.node, send.connection)).collect();
     assert_eq!(sent.first(), Some(&(0, 9)), "{sent:?}");
+}
+
+#[test]
+fn grant_of_another_key_is_a_refusal_of_the_one_that_most_nodes_granted() {
+    let mut call = ScriptedCall::for_any(2, Some(ms(30)));
+    call.answer_all(&[held(1, true), held(1, true), held(1, true)]);
+    call.answer(0, &granted_key(0));
+    call.answer(1, &granted_key(1));
+    call.fire_timers_until_the_end();
+    assert_eq!(call.failed(), Some(Reason::Held), "nodes 1 and 2 refuse the key of node 0");
 }

@@ -58,8 +58,13 @@ impl Acquire {
 
     /// Ends the call with the reason that follows from the last answers.
     pub(super) fn fail(&mut self, ctx: &mut Context<'_>) {
-        let refused = self.count(|node| node.answer(ctx.now) == Answer::Refused);
-        let granted = self.most_granted().map_or(0, |(slot, _)| {
+        let most = self.most_granted().map(|(slot, _)| slot);
+        // A node that granted another key of several refuses the one that most nodes granted.
+        let refused = self.count(|node| {
+            let has_other = most.is_some_and(|slot| node.lease.is_some() && !node.has_slot(slot));
+            has_other || node.answer(ctx.now) == Answer::Refused
+        });
+        let granted = most.map_or(0, |slot| {
             self.count(|node| node.counts() && node.has_slot(slot) && node.error.is_none())
         });
         // A grant of the requests that are unanswered would leave too little validity, too.
