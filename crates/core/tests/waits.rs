@@ -6,7 +6,9 @@ use crate::support::scripted::{
     Client, LONG, NO_WAIT, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms,
     shows, spec, ticket,
 };
-use quorlock_core::client::{Acquire, Keys, Outcome, Reason, Response, Spec, Token, limits};
+use quorlock_core::client::{
+    Acquire, Keys, Outcome, Places, Reason, Response, Spec, Token, limits,
+};
 use quorlock_core::{Answer, ClientRule, Fence, NodeError};
 
 #[test]
@@ -250,4 +252,17 @@ fn call_for_one_of_several_keys_begins_with_a_random_one() {
     let spec = Spec { any: Some(names.clone()), ..spec(names, 1000) };
     let mut call = ScriptedCall::begin(Client::with_pauses(3, 2), spec, LONG);
     assert_eq!(call.take_sent(0).spec.keys.first(), b"k2");
+}
+
+#[test]
+fn call_without_a_place_in_line_awaits_slow_nodes() {
+    let mut client = Client::new(3);
+    client.state.places = Places::new(0);
+    let mut call = ScriptedCall::begin(client, spec(Keys::from_iter(["k0"]), 1000), LONG);
+    call.answer(0, &granted());
+    call.answer(1, &held(1, true));
+    call.fire_timer();
+    assert!(call.releases.is_empty(), "the slow node may grant");
+    call.answer(2, &granted());
+    assert!(call.is_acquired());
 }

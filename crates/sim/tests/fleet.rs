@@ -61,10 +61,11 @@ fn seed_reproduces_its_run_to_the_byte() {
 }
 
 /// Seeds with rare orders of events in which a state machine was once wrong.
-const FIXED_DEFECTS: [u64; 38] = [
+const FIXED_DEFECTS: [u64; 39] = [
     477, 5852, 28_746, 53_641, 82_478, 1768, 5132, 6085, 6670, 7052, 7611, 9257, 9436, 13_636,
     15_671, 15_842, 15_996, 17_048, 17_648, 17_707, 18_598, 18_991, 20_775, 21_232, 22_343, 22_536,
     23_930, 14_974, 25_428, 27_687, 30_778, 32_768, 49_098, 49_737, 51_542, 73_586, 74_786, 87_407,
+    36_995,
 ];
 
 /// Such seeds of the other kinds of lock.

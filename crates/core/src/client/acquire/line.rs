@@ -62,8 +62,7 @@ impl Acquire {
                 self.give_way(ctx);
             }
         }
-        self.has_place = self.has_place || ctx.client_state.places.take();
-        if !self.has_place {
+        if !self.take_place(ctx) {
             // Other calls of this program have all places, but the lock may be free.
             return self.start_over_later(ctx);
         }

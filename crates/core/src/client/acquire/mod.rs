@@ -355,6 +355,11 @@ impl Acquire {
             if is_patient || !self.may_stand() {
                 return;
             }
+            if !self.take_place(ctx) {
+                // The call cannot stand in line, so it needs the answers of slow nodes.
+                self.phase_ends = None;
+                return;
+            }
         }
         let (voted, older) = (self.voted(), self.older());
         if older > majority.spare() && !self.may_wait(ctx.now) {
@@ -402,6 +407,12 @@ impl Acquire {
     /// How many nodes an older call has, as far as this call knows.
     fn older(&self) -> usize {
         self.count(|node| node.refused == Some(true))
+    }
+
+    /// Takes a place among the calls of this program that stand in line, if one is free.
+    fn take_place(&mut self, ctx: &Context<'_>) -> bool {
+        self.has_place = self.has_place || ctx.client_state.places.take();
+        self.has_place
     }
 
     fn may_wait(&self, now: Moment) -> bool {
