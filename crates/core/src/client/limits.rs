@@ -86,6 +86,7 @@ const SLOW_ANSWER: ByRoundTrip = ByRoundTrip::new(2, 0);
 const NODE_TIMEOUT: ByRoundTrip = ByRoundTrip::new(4, 50);
 const SILENCE: ByRoundTrip = ByRoundTrip::new(8, 500);
 const PATIENCE: ByRoundTrip = ByRoundTrip::new(2, 2);
+const REJOIN_PAUSE: ByRoundTrip = ByRoundTrip::new(2, 20);
 const TIE: ByRoundTrip = ByRoundTrip::new(16, 20);
 
 /// A node must answer within the ttl divided by this.
@@ -123,6 +124,11 @@ pub fn silence(round_trip: Duration) -> Duration {
 /// How long a call with some nodes waits before it yields, doubling.
 pub fn patience(round_trip: Duration) -> Duration {
     PATIENCE.of(round_trip)
+}
+
+/// The pause before a call starts over, less a random part of at most half.
+pub fn rejoin_pause(round_trip: Duration) -> Duration {
+    REJOIN_PAUSE.of(round_trip)
 }
 
 /// How long a call that does not wait stands in line.

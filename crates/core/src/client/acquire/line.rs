@@ -54,7 +54,7 @@ impl Acquire {
                         // A lock of this key may have the other nodes: try the next key first.
                         self.spec = self.spec.with_keys(self.spec.keys.starting_at(kept + 1));
                     }
-                    return self.start_over_later(ctx);
+                    return self.start_over(limits::rejoin_pause(round_trip), ctx);
                 }
                 // The pauses double, but in a tie, all calls have little time.
                 let doubling = if may_wait { now.since(partial.since) } else { Duration::ZERO };

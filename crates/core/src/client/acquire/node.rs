@@ -301,7 +301,7 @@ impl Acquire {
                 if let Response::Failed(error) = response {
                     node.error = Some(error.clone());
                 }
-                self.start_over_later(ctx);
+                self.start_over(limits::rejoin_pause(ctx.client_state.round_trips.typical()), ctx);
             }
             (State::Storing, _) => self.fence_stored(index, response, ctx),
             (_, Response::Held { is_older, .. }) => {
