@@ -89,13 +89,14 @@ fn main() -> ExitCode {
 fn check_models() -> ExitCode {
     let check_all = |checks: Vec<Check>| {
         println!("\n| model | states | seconds | |\n|---|---:|---:|---|");
-        checks.iter().filter(|check| !is_expected(check)).count()
+        checks.iter().filter(|check| !search(check)).count()
     };
     let wrong = check_all(models()) + check_all(mutants());
     if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn is_expected(check: &Check) -> bool {
+/// Searches one model, and prints its row. Returns whether the verdict is the expected one.
+fn search(check: &Check) -> bool {
     let outcome = quorlock_sim::run(check);
     let mut result = match &outcome.verdict {
         Verdict::Holds => "holds".into(),

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use quorlock_core::Fence;
+use quorlock_core::client::limits::LATE_TIMER;
 use quorlock_core::client::{Keys, Mode, Reason, Spec};
 use quorlock_core::quorum::{ExtensionVerdict, LossReason, Majority, Ownership};
 
@@ -18,9 +20,6 @@ use super::world::World;
 pub(super) const SAMPLE_EVERY: Ns = 250 * MS;
 /// A pause that ends this long after a request was sent may end before the time of the node.
 const SHORT_PAUSE: Ns = 62 * MS;
-
-/// A client notices its pause by a timer that is later than this.
-const LATE_TIMER: Ns = 11 * MS;
 
 /// A lock that is older than this is on all nodes that no fault affects. A younger one may miss
 /// nodes on which attempts of other clients hold a key for a moment.
@@ -468,8 +467,11 @@ impl Checks {
 fn check_own_pause(failed: &FailedCall, processes: &[Process], world: &mut World) {
     let plan = Arc::clone(&world.plan);
     let resumed_at = processes[failed.id.process].facts.resumed_at;
+    // The client's clock may be rounded.
+    let unnoticed = LATE_TIMER + Duration::from_millis(1);
     for &(node, sent_at, limit) in &failed.silent {
-        let ended_at_limit = resumed_at.abs_diff(sent_at + limit) <= LATE_TIMER;
+        let ended_at_limit =
+            Duration::from_nanos(resumed_at.abs_diff(sent_at + limit)) <= unnoticed;
         let was_late = resumed_at > sent_at + SHORT_PAUSE || resumed_at + SHORT_PAUSE < world.now;
         let had_time = was_late && !ended_at_limit && 2 * plan.round_trip < world.now - sent_at;
         let process = failed.id.process;
