@@ -112,6 +112,8 @@ impl<'a> Lane<'a> {
             let LaneFault { delay, passage } = self.faults.borrow_and_update().lane(self.direction);
             let due = async {
                 match (passage, arrived_at.checked_add(delay)) {
+                    // A timer of tokio rounds a time that has come up to the next millisecond.
+                    (Passage::Open, Some(due_at)) if due_at <= Instant::now() => {}
                     (Passage::Open, Some(due_at)) => sleep_until(due_at).await,
                     _ => pending().await,
                 }
