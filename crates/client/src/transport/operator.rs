@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use ::redis::{FromRedisValue, Pipeline, Value, from_redis_value};
-use quorlock_core::client::limits;
+use quorlock_core::node::SCAN_COUNT_MAX;
 use quorlock_core::operator::{
     LeaseInfo, LockMode, RevokeCommand, RevokeReply, WaiterInfo, inspection_answer,
 };
@@ -66,7 +66,7 @@ impl Connection {
     pub(crate) async fn scan(&self, cursor: u64, pattern: &[u8]) -> Result<Slice, NodeError> {
         let mut pipeline = Pipeline::with_capacity(2);
         pipeline.cmd("LOCK.SCAN").arg(cursor).arg("MATCH").arg(pattern);
-        pipeline.arg("COUNT").arg(limits::SCAN_COUNT).cmd("INFO").arg("lock");
+        pipeline.arg("COUNT").arg(SCAN_COUNT_MAX).cmd("INFO").arg("lock");
         let [slice, info] = <[Value; 2]>::try_from(self.ask_all(pipeline).await?)
             .map_err(|_| NodeError::UnexpectedReply)?;
         let (cursor, locks) = read_slice(slice)?;

@@ -39,8 +39,6 @@ pub const PAUSE_LONG: Duration = Duration::from_secs(1);
 pub const RELEASE_OVERTAKES: Duration = Duration::from_secs(30);
 /// The most locks in a list.
 pub const LISTED_MAX: usize = 100_000;
-/// Entries that one LOCK.SCAN examines.
-pub const SCAN_COUNT: u32 = 200;
 /// The answer to a LOCK.SCAN or a revocation, or [`node_timeout`] if that is longer, and to a probe
 /// of a port. Only operators wait for these answers.
 pub const OPERATOR_TIMEOUT: Duration = Duration::from_secs(1);
