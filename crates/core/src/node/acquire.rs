@@ -26,6 +26,16 @@ pub(super) struct FreeKeys<'k, K: Keyspace> {
     pub(super) joined: Option<u32>,
 }
 
+/// What a request finds under keys that it tries together.
+struct Found {
+    /// For each key, why it cannot be granted; `None` if it can.
+    lacks: PerKey<Option<Lack>>,
+    /// Whether some keys have a lease that has ended.
+    have_ended: bool,
+    /// The lease of the shared lock that the client may join.
+    joined: Option<u32>,
+}
+
 pub(super) struct Terms<'a, N> {
     pub(super) token: &'a N,
     pub(super) owner: Option<&'a [u8]>,
@@ -87,39 +97,24 @@ impl Node {
         let place = place_in_line(acquire, rank.as_ref(), keyspace);
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
         let mut budget = Budget::units(COMMAND_UNITS);
-        let tries = keys.chunks(tried_together).zip(hashes.chunks(tried_together));
-        for (index, (keys, tried_hashes)) in tries.enumerate() {
+        let chunks = keys.chunks(tried_together).zip(hashes.chunks(tried_together));
+        for (index, (keys, tried_hashes)) in chunks.enumerate() {
+            let tried = Acquire { keys, ..*acquire };
             let mut entries = self.open_all(now, db, keys, keyspace);
-            let (mut have_ended, mut joined, mut are_free) = (false, None, true);
-            for ((key, &hash), entry) in keys.iter().zip(tried_hashes).zip(&entries) {
-                let key = (hash, db, key.as_ref());
-                let state = self.key_state(now.monotonic, key, keyspace, entry);
-                if state == KeyState::WrongType {
-                    return Err(CommandError::WrongType);
-                }
-                joined = self.shared_lease(state).filter(|_| is_shared);
-                if joined.is_some_and(|lease| self.still_shares(now, lease, token.as_ref())) {
-                    // The client would wait for its own lock.
-                    self.stats.refusals += 1;
-                    return Ok(Reply::Refused);
-                }
-                let is_held = matches!(state, KeyState::Held { .. });
-                if is_held && is_shared && is_broken(NodeRule::SharedBesideExclusive) {
-                    return Ok(Reply::Granted(acquire.fence.unwrap_or_default()));
-                }
-                let taken =
-                    if joined.is_some() { None } else { self.lack(now, state, keyspace, entry) };
-                let lack = taken.or_else(|| {
-                    let passes = is_shared && is_broken(NodeRule::SharedPassesQueue);
-                    let is_behind = self.is_behind_in_line(now, key, place, &mut budget);
-                    (is_behind && !passes).then_some(Lack::Behind)
-                });
-                are_free &= lack.is_none();
-                have_ended |= matches!(state, KeyState::Ended { .. });
-                lacks.push(lack);
+            let found =
+                self.look(now, (&tried, tried_hashes, place), &entries, &mut budget, keyspace)?;
+            if found.joined.is_some_and(|lease| self.still_shares(now, lease, token.as_ref())) {
+                // The client would wait for its own lock.
+                self.stats.refusals += 1;
+                return Ok(Reply::Refused);
             }
-            if are_free {
+            let is_held = matches!(found.lacks[..], [Some(Lack::Held(_))]);
+            if is_held && is_shared && is_broken(NodeRule::SharedBesideExclusive) {
+                return Ok(Reply::Granted(acquire.fence.unwrap_or_default()));
+            }
+            if found.lacks.iter().all(Option::is_none) {
                 self.leave_line(acquire, &hashes);
+                let Found { have_ended, joined, .. } = found;
                 let (hashes, entries) = (tried_hashes, &mut entries[..]);
                 let free = FreeKeys { db, keys, hashes, entries, have_ended, joined };
                 let ticket = rank.map(|rank| rank.ticket);
@@ -127,6 +122,7 @@ impl Node {
                 let fence = self.grant(now, free, &terms, keyspace)?;
                 return Ok(granted(fence, index));
             }
+            lacks.extend(found.lacks);
         }
         if is_broken(NodeRule::SomeOfTheKeys) && lacks.iter().any(Option::is_none) {
             let free = keys.iter().zip(&lacks).filter(|(_, lack)| lack.is_none());
@@ -138,6 +134,36 @@ impl Node {
             return self.wait_or_refuse(now, &first, rank, &hashes[..1], &lacks[..1], keyspace);
         }
         self.wait_or_refuse(now, acquire, rank, &hashes, &lacks, keyspace)
+    }
+
+    /// Looks at keys that a request tries together. The request stands at `place` in line, if it may.
+    fn look<K: Keyspace>(
+        &mut self,
+        now: Now,
+        (tried, hashes, place): (&Acquire<'_, K::Name>, &[u64], Option<&Rank>),
+        entries: &[K::Entry],
+        budget: &mut Budget,
+        keyspace: &K,
+    ) -> Result<Found, CommandError> {
+        let is_shared = tried.mode == Mode::Shared;
+        let mut found = Found { lacks: PerKey::new(), have_ended: false, joined: None };
+        for ((key, &hash), entry) in tried.keys.iter().zip(hashes).zip(entries) {
+            let key = (hash, tried.db, key.as_ref());
+            let state = self.key_state(now.monotonic, key, keyspace, entry);
+            if state == KeyState::WrongType {
+                return Err(CommandError::WrongType);
+            }
+            found.joined = self.shared_lease(state).filter(|_| is_shared);
+            found.have_ended |= matches!(state, KeyState::Ended { .. });
+            let taken =
+                if found.joined.is_some() { None } else { self.lack(now, state, keyspace, entry) };
+            found.lacks.push(taken.or_else(|| {
+                let passes = is_shared && is_broken(NodeRule::SharedPassesQueue);
+                let is_behind = self.is_behind_in_line(now, key, place, budget);
+                (is_behind && !passes).then_some(Lack::Behind)
+            }));
+        }
+        Ok(found)
     }
 
     /// Refuses the command if the node abstains, or if its ticket is too far ahead of the clock.
