@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use stateright::{Checker, Expectation, HasDiscoveries, Model as _};
+use stateright::{Checker, Expectation, HasDiscoveries, Model as _, Path};
 
 use crate::fleet::{ClientRule, Mutant, NodeRule};
 use crate::model::{Action, Answers, FENCE_ONCE, Model};
@@ -65,20 +65,14 @@ fn holds(name: &str, model: Model) -> Check {
     Check { name: name.into(), model, breaks: None }
 }
 
+/// The result of a search.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub states: usize,
     pub took: Duration,
-    pub verdict: Verdict,
-}
-
-#[derive(Clone, Debug)]
-pub enum Verdict {
-    Holds,
-    /// The property, and the steps that break it.
-    Broken(&'static str, Vec<Action>),
-    /// An expected event never happens, so the check proves nothing.
-    Vacuous(&'static str),
+    /// The first property that does not hold, and the steps that break it. If an expected event
+    /// never happens, the check proves nothing, and there are no steps.
+    pub broken: Option<(&'static str, Vec<Action>)>,
 }
 
 /// Checks a model on all processors, until all its states were seen, or until a property broke. The
@@ -98,24 +92,20 @@ pub fn run(check: &Check) -> Outcome {
 fn outcome(search: &impl Checker<Model>, began: Instant) -> Outcome {
     let mut found = search.discoveries();
     // A broken property comes before an event that never happens.
-    let properties = search.model().properties().into_iter();
-    let verdict = properties.filter_map(|property| match property.expectation {
-        Expectation::Sometimes => {
-            (!found.contains_key(property.name)).then_some(Verdict::Vacuous(property.name))
+    let broken = search.model().properties().into_iter().find_map(|property| {
+        let steps = found.remove(property.name).map(Path::into_actions);
+        match property.expectation {
+            Expectation::Sometimes => steps.is_none().then(|| (property.name, Vec::new())),
+            _ => Some((property.name, steps?)),
         }
-        _ => Some(Verdict::Broken(property.name, found.remove(property.name)?.into_actions())),
     });
-    let verdict = verdict.into_iter().next().unwrap_or(Verdict::Holds);
-    Outcome { states: search.unique_state_count(), took: began.elapsed(), verdict }
+    Outcome { states: search.unique_state_count(), took: began.elapsed(), broken }
 }
 
 impl Outcome {
-    /// Whether a mutant broke the property that it is to break, or a model without one held.
+    /// Returns whether a mutant broke the property that it is to break, or a model without one
+    /// held.
     pub fn is_expected(&self, check: &Check) -> bool {
-        match self.verdict {
-            Verdict::Holds => check.breaks.is_none(),
-            Verdict::Broken(property, _) => check.breaks == Some(property),
-            Verdict::Vacuous(_) => false,
-        }
+        self.broken.as_ref().map(|(property, _)| *property) == check.breaks
     }
 }

@@ -17,7 +17,7 @@ mod catalogue;
 pub mod fleet;
 mod model;
 
-pub use catalogue::{Check, Outcome, SMALL_MODELS, Verdict, models, mutants, run};
+pub use catalogue::{Check, Outcome, SMALL_MODELS, models, mutants, run};
 pub use model::{Action, Answers, Message, Model};
 
 /// Runs `work` for each item, on all processors.

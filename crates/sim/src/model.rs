@@ -1,5 +1,5 @@
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::fleet::{Broken, Mutant};
 pub struct Model {
     /// The first value of each node's fence counter.
     pub counters: Vec<u64>,
-    pub calls: usize,
+    pub calls: u8,
     pub answers: Answers,
     /// Total number of requests that may arrive twice.
     pub repeats: u8,
@@ -57,10 +57,10 @@ pub(crate) const FENCES_GROW: &str = "fences grow in the order of grants";
 pub struct State {
     nodes: Vec<Node>,
     calls: Vec<Call>,
-    /// Messages in transit, sorted.
-    network: Vec<Message>,
-    /// The fences of all reported locks, sorted.
-    reported: Vec<Fence>,
+    /// Messages in transit.
+    network: BTreeSet<Message>,
+    /// The fences of all reported locks.
+    reported: BTreeSet<Fence>,
     wall_us: u64,
     /// The repeats and restarts that are still possible.
     repeats: u8,
@@ -132,7 +132,7 @@ const PROPOSAL: u64 = 1;
 const RESTART_US: u64 = 100;
 
 impl Model {
-    pub fn new(nodes: usize, calls: usize) -> Self {
+    pub fn new(nodes: usize, calls: u8) -> Self {
         Self {
             counters: vec![0; nodes],
             calls,
@@ -142,35 +142,6 @@ impl Model {
             wall_after_restart_us: 0,
             clock_goes_back: false,
             mutant: None,
-        }
-    }
-
-    /// The state in which all requests of all calls are in transit.
-    fn start(&self) -> State {
-        let majority = Majority::of(self.counters.len()).expect("a model has nodes");
-        let validity = Validity::new(Moment::default(), ttl());
-        let nodes = || (0..).take(self.counters.len());
-        let call = || Call {
-            agreement: Some(Acquisition::lasting(majority, validity, Duration::ZERO)),
-            unanswered: nodes().map(|node| (node, Request::Acquire)).collect(),
-            before: None,
-        };
-        let request =
-            |(call, node)| Message { call, node, request: Request::Acquire, answer: None };
-        let calls = (0..).take(self.calls);
-        State {
-            nodes: self.counters.iter().map(|&counter| Node::start(counter, RESTART_US)).collect(),
-            calls: (0..self.calls).map(|_| call()).collect(),
-            network: calls
-                .flat_map(|call| nodes().map(move |node| (call, node)))
-                .map(request)
-                .collect(),
-            reported: Vec::new(),
-            wall_us: RESTART_US,
-            repeats: self.repeats,
-            restarts: self.restarts,
-            touched: 0,
-            broken: None,
         }
     }
 
@@ -202,10 +173,11 @@ impl Model {
         if !is_answered {
             return;
         }
-        if self.answers == Answers::Travel {
-            state.send(Message { answer: Some(answer), ..message });
-        } else {
+        if self.answers != Answers::Travel {
             state.handle_answer(message, answer);
+        } else if state.expects(message) {
+            // An answer that the call does not expect makes no difference.
+            state.network.insert(Message { answer: Some(answer), ..message });
         }
     }
 }
@@ -214,8 +186,32 @@ impl stateright::Model for Model {
     type State = State;
     type Action = Action;
 
+    /// The state in which all requests of all calls are in transit.
     fn init_states(&self) -> Vec<State> {
-        vec![self.start()]
+        let majority = Majority::of(self.counters.len()).expect("a model has nodes");
+        let validity = Validity::new(Moment::default(), ttl());
+        let call = Call {
+            agreement: Some(Acquisition::lasting(majority, validity, Duration::ZERO)),
+            unanswered: Vec::new(),
+            before: None,
+        };
+        let mut state = State {
+            nodes: self.counters.iter().map(|&counter| Node::start(counter, RESTART_US)).collect(),
+            calls: vec![call; self.calls.into()],
+            network: BTreeSet::new(),
+            reported: BTreeSet::new(),
+            wall_us: RESTART_US,
+            repeats: self.repeats,
+            restarts: self.restarts,
+            touched: 0,
+            broken: None,
+        };
+        for call in 0..self.calls {
+            for (node, _) in (0..).zip(&self.counters) {
+                state.ask(call, node, Request::Acquire);
+            }
+        }
+        vec![state]
     }
 
     /// Lists every event that may happen next.
@@ -234,7 +230,7 @@ impl stateright::Model for Model {
             }
         }
         for (index, node) in (0..).zip(&state.nodes) {
-            if node.get(0, KEY).is_some() {
+            if node.server.get(0, KEY).is_some() {
                 actions.push(Action::End(index));
             }
             if state.restarts > 0 && self.may_touch(state, index) {
@@ -248,7 +244,7 @@ impl stateright::Model for Model {
         let mut state = state.clone();
         match action {
             Action::Arrive(message) => {
-                state.network.retain(|other| *other != message);
+                state.network.remove(&message);
                 self.arrive(&mut state, message, true);
             }
             Action::ArriveAndRepeat(message) => {
@@ -256,7 +252,7 @@ impl stateright::Model for Model {
                 self.arrive(&mut state, message, true);
             }
             Action::ArriveUnanswered(message) => {
-                state.network.retain(|other| *other != message);
+                state.network.remove(&message);
                 self.arrive(&mut state, message, false);
             }
             Action::End(node) => state.change(node, |server, now| {
@@ -293,15 +289,15 @@ impl stateright::Model for Model {
 }
 
 impl State {
-    fn send(&mut self, message: Message) {
-        // An answer that the call does not expect makes no difference.
-        let call = &self.calls[usize::from(message.call)];
-        if message.answer.is_some() && !call.expects(&message) {
-            return;
-        }
-        if let Err(place) = self.network.binary_search(&message) {
-            self.network.insert(place, message);
-        }
+    /// Sends a request of a call.
+    fn ask(&mut self, call: u8, node: u8, request: Request) {
+        self.calls[usize::from(call)].unanswered.push((node, request));
+        self.network.insert(Message { call, node, request, answer: None });
+    }
+
+    /// Returns whether the call expects an answer to this request.
+    fn expects(&self, Message { call, node, request, .. }: Message) -> bool {
+        self.calls[usize::from(call)].unanswered.contains(&(node, request))
     }
 
     fn execute(&mut self, message: Message) -> Answer {
@@ -326,7 +322,7 @@ impl State {
     fn change<T>(&mut self, node: u8, change: impl FnOnce(&mut Server, Now) -> T) -> T {
         self.touched = self.touched.max(node + 1);
         let now = at(self.wall_us);
-        let mut server = Server::clone(&self.nodes[usize::from(node)]);
+        let mut server = Server::clone(&self.nodes[usize::from(node)].server);
         server.run_turns(now);
         let result = change(&mut server, now);
         self.nodes[usize::from(node)] = Node::of(server, now);
@@ -335,11 +331,11 @@ impl State {
 
     /// Passes an answer to the agreement of its call, and sends the requests that follow.
     fn handle_answer(&mut self, message: Message, answer: Answer) {
-        let Message { call: index, node, request, .. } = message;
-        let call = &mut self.calls[usize::from(index)];
-        if !call.expects(&message) {
+        if !self.expects(message) {
             return;
         }
+        let Message { call: index, node, request, .. } = message;
+        let call = &mut self.calls[usize::from(index)];
         call.unanswered.retain(|expected| *expected != (node, request));
         let Some(agreement) = &mut call.agreement else { return };
         let (of_node, now) = (usize::from(node), Moment::default());
@@ -362,9 +358,7 @@ impl State {
             match step {
                 Step::StoreFence { node, fence } => {
                     let node = u8::try_from(node).expect("a model has few nodes");
-                    let request = Request::StoreFence(fence);
-                    self.calls[usize::from(index)].unanswered.push((node, request));
-                    self.send(Message { call: index, node, request, answer: None });
+                    self.ask(index, node, Request::StoreFence(fence));
                 }
                 Step::Won(win) => self.end(index, Some(win.fence)),
                 Step::Lost(_) => self.end(index, None),
@@ -378,21 +372,11 @@ impl State {
         (call.agreement, call.unanswered) = (None, Vec::new());
         self.network.retain(|message| message.call != index || message.answer.is_none());
         let Some(fence) = fence else { return };
-        match self.reported.binary_search(&fence) {
-            Ok(_) => self.broken = Some(FENCE_ONCE),
-            Err(place) => {
-                self.reported.insert(place, fence);
-                if Some(fence) <= call.before {
-                    self.broken = Some(FENCES_GROW);
-                }
-            }
+        if !self.reported.insert(fence) {
+            self.broken = Some(FENCE_ONCE);
+        } else if Some(fence) <= call.before {
+            self.broken = Some(FENCES_GROW);
         }
-    }
-}
-
-impl Call {
-    fn expects(&self, answer: &Message) -> bool {
-        self.unanswered.contains(&(answer.node, answer.request))
     }
 }
 
@@ -444,14 +428,6 @@ fn decisive(mut server: Server, now: Now) -> (Option<Value>, Option<Fence>, Fenc
 fn acquire<'a>(keys: &'a [Name], token: &'a Name) -> Acquire<'a, Name> {
     let (wants, mode, fence) = (Wants::All, Mode::Exclusive, Fence::new(PROPOSAL));
     Acquire { db: 0, keys, wants, token, ttl: ttl(), mode, owner: None, fence, wait_ms: 0 }
-}
-
-impl Deref for Node {
-    type Target = Server;
-
-    fn deref(&self) -> &Server {
-        &self.server
-    }
 }
 
 impl PartialEq for Node {

@@ -5,7 +5,7 @@ use quorlock_sim::{Check, SMALL_MODELS, models, mutants, run};
 fn assert_expected(checks: &[Check]) {
     for check in checks {
         let outcome = run(check);
-        assert!(outcome.is_expected(check), "{}: {:#?}", check.name, outcome.verdict);
+        assert!(outcome.is_expected(check), "{}: {:#?}", check.name, outcome.broken);
     }
 }
 

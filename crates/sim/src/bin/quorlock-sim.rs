@@ -1,12 +1,13 @@
 //! `quorlock-sim`: runs fleets of the simulator, or checks the models of the agreement on fences.
 
+use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum as _};
 use quorlock_sim::fleet::{LockKind, Mutant, Plan, Report, run};
-use quorlock_sim::{Check, Verdict, in_parallel, models, mutants};
+use quorlock_sim::{in_parallel, models, mutants};
 
 /// Runs whole fleets of clients and nodes under a virtual clock, with faults that a seed draws.
 ///
@@ -34,11 +35,11 @@ struct Args {
     #[arg(long, value_enum)]
     kind: Option<LockKind>,
 
-    /// Break this rule, which the checkers must notice
+    /// Break this rule, and find the first seed that catches it
     #[arg(long, value_name = "NAME", value_parser = parse_mutant)]
     mutant: Option<Mutant>,
 
-    /// For each mutant, or only for the one of --mutant, find the first seed that catches it
+    /// Find the first seed that catches each mutant
     #[arg(long)]
     mutants: bool,
 
@@ -56,90 +57,82 @@ fn parse_mutant(name: &str) -> Result<Mutant, String> {
 }
 
 fn main() -> ExitCode {
-    let Args { seed, trace, seeds, from, kind, mutant, mutants, models } = Args::parse();
-    if models {
-        return check_models();
-    }
-    if mutants {
-        let is_wanted = |m: &Mutant| {
-            mutant.is_none_or(|only| only == *m) && kind.is_none_or(|kind| m.kind() == kind)
-        };
-        return first_seeds(from, seeds, is_wanted);
-    }
-    let plan = |kind, seed| {
-        let plan = Plan::draw_of(kind, seed);
-        match mutant {
-            Some(mutant) => plan.with_mutant(mutant),
-            None => plan,
-        }
+    let args = Args::parse();
+    let is_expected = if args.models {
+        models_are_expected()
+    } else if let Some(seed) = args.seed {
+        passes(&args, seed)
+    } else if args.mutants || args.mutant.is_some() {
+        all_are_caught(&args)
+    } else {
+        let kinds = LockKind::value_variants().iter().copied();
+        let kinds = kinds.filter(|kind| args.kind.is_none_or(|only| only == *kind));
+        kinds.filter(|&kind| !all_pass(kind, &args)).count() == 0
     };
-    if let Some(seed) = seed {
-        let report = run(&plan(kind.unwrap_or(LockKind::Exclusive), seed), trace);
-        print!("{}", report.trace);
-        let is_bad = report.violation.is_some();
-        println!("{:#?}", Report { trace: String::new(), ..report });
-        return if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS };
-    }
-    let kinds = kind.map_or(LockKind::value_variants().to_vec(), |kind| vec![kind]);
-    let bad = kinds.into_iter().filter(|&kind| !all_pass(kind, from, seeds, &plan)).count();
-    if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if is_expected { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints what the search of each model finds, and the steps to each harm.
-fn check_models() -> ExitCode {
-    let check_all = |checks: Vec<Check>| {
+/// Prints what the search of each model finds, and the steps to each harm. Returns whether all
+/// verdicts are the expected ones.
+fn models_are_expected() -> bool {
+    let mut all_expected = true;
+    for checks in [models(), mutants()] {
         println!("\n| model | states | seconds | |\n|---|---:|---:|---|");
-        checks.iter().filter(|check| !search(check)).count()
-    };
-    let wrong = check_all(models()) + check_all(mutants());
-    if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-/// Searches one model, and prints its row. Returns whether the verdict is the expected one.
-fn search(check: &Check) -> bool {
-    let outcome = quorlock_sim::run(check);
-    let mut result = match &outcome.verdict {
-        Verdict::Holds => "holds".into(),
-        Verdict::Broken(property, steps) => format!("{property}: {steps:?}"),
-        Verdict::Vacuous(never) => format!("this never happens: {never}"),
-    };
-    if !outcome.is_expected(check) {
-        result = format!("**{result}**");
+        for check in checks {
+            let outcome = quorlock_sim::run(&check);
+            let (states, seconds) = (outcome.states, outcome.took.as_secs_f64());
+            let broken = outcome.broken.as_ref();
+            let found = broken.map(|(property, steps)| format!("{property}: {steps:?}"));
+            let found = found.unwrap_or_else(|| "holds".into());
+            let mark = if outcome.is_expected(&check) { "" } else { "**" };
+            println!("| {} | {states} | {seconds:.1} | {mark}{found}{mark} |", check.name);
+            all_expected &= outcome.is_expected(&check);
+        }
     }
-    let (states, seconds) = (outcome.states, outcome.took.as_secs_f64());
-    println!("| {} | {states} | {seconds:.1} | {result} |", check.name);
-    outcome.is_expected(check)
+    all_expected
 }
 
-/// Prints the first seed that catches each mutant.
-fn first_seeds(from: u64, seeds: u64, is_wanted: impl Fn(&Mutant) -> bool) -> ExitCode {
+/// Runs one seed, and prints its report. Returns whether it passes without a violation.
+fn passes(args: &Args, seed: u64) -> bool {
+    let plan = match args.mutant {
+        Some(mutant) => Plan::of_mutant(mutant, seed),
+        None => Plan::draw_of(args.kind.unwrap_or(LockKind::Exclusive), seed),
+    };
+    let report = run(&plan, args.trace);
+    print!("{}", report.trace);
+    let passes = report.violation.is_none();
+    println!("{:#?}", Report { trace: String::new(), ..report });
+    passes
+}
+
+/// Prints the first seed that catches each mutant. Returns whether all are caught.
+fn all_are_caught(args: &Args) -> bool {
     println!("| rule that is broken | kind | first seed | what the checkers say |");
     println!("|---|---|---:|---|");
+    let is_wanted = |mutant: &Mutant| {
+        args.mutant.is_none_or(|only| only == *mutant)
+            && args.kind.is_none_or(|kind| kind == mutant.kind())
+    };
     let mut all_caught = true;
     for mutant in Mutant::all().filter(is_wanted) {
         let caught = |seed| Some((seed, run(&Plan::of_mutant(mutant, seed), false).violation?));
         let (name, kind) = (mutant.name(), mutant.kind());
-        if let Some((seed, what)) = (from..from + seeds).find_map(caught) {
+        if let Some((seed, what)) = args.all_seeds().find_map(caught) {
             println!("| {name} | {kind} | {seed} | {what:.100} |");
         } else {
             all_caught = false;
             println!("| {name} | {kind} | **none** | |");
         }
     }
-    if all_caught { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    all_caught
 }
 
-/// Runs these seeds of a kind on all processors. Returns whether all pass without a violation.
-fn all_pass(
-    kind: LockKind,
-    from: u64,
-    seeds: u64,
-    plan: &(impl Fn(LockKind, u64) -> Plan + Sync),
-) -> bool {
+/// Runs seeds of a kind on all processors. Returns whether all pass without a violation.
+fn all_pass(kind: LockKind, args: &Args) -> bool {
     let [bad, commands, locks] = [const { AtomicU64::new(0) }; 3];
     let began = Instant::now();
-    in_parallel(from..from + seeds, |seed| {
-        let report = run(&plan(kind, seed), false);
+    in_parallel(args.all_seeds(), |seed| {
+        let report = run(&Plan::draw_of(kind, seed), false);
         commands.fetch_add(report.commands, Ordering::Relaxed);
         locks.fetch_add(report.locks, Ordering::Relaxed);
         if let Some(what) = report.violation {
@@ -147,11 +140,17 @@ fn all_pass(
             println!("{kind} {seed}: {what:.200}");
         }
     });
-    let seconds = began.elapsed().as_secs().max(1);
+    let (seeds, seconds) = (args.seeds, began.elapsed().as_secs().max(1));
     let (bad, commands, locks) = (bad.into_inner(), commands.into_inner(), locks.into_inner());
     println!(
         "{kind}: {seeds} seeds, {} a minute: {locks} locks, {commands} commands, {bad} violations",
         seeds * 60 / seconds
     );
     bad == 0
+}
+
+impl Args {
+    fn all_seeds(&self) -> Range<u64> {
+        self.from..self.from + self.seeds
+    }
 }

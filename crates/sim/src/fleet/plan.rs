@@ -230,13 +230,7 @@ impl Plan {
 
     /// Draws a plan with this mutant, and with locks of the kind that shows its harm.
     pub fn of_mutant(mutant: Mutant, seed: u64) -> Self {
-        Self::draw_of(mutant.kind(), seed).with_mutant(mutant)
-    }
-
-    #[must_use]
-    pub fn with_mutant(mut self, mutant: Mutant) -> Self {
-        self.mutant = Some(mutant);
-        self
+        Self { mutant: Some(mutant), ..Self::draw_of(mutant.kind(), seed) }
     }
 
     /// Returns the keys of a set.
