@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use stateright::{Checker, Expectation, HasDiscoveries, Model as _, Path};
 
 use crate::fleet::{ClientRule, Mutant, NodeRule};
-use crate::model::{Action, Answers, FENCE_ONCE, Model};
+use crate::model::{Action, FENCE_ONCE, Model};
 
 /// The first models are so small that they are checked in seconds, even in a debug build. The
 /// others take minutes in a release build.
@@ -27,7 +27,7 @@ pub fn models() -> Vec<Check> {
     let restart = Model { restarts: 1, ..model.clone() };
     // All nodes accept the fences of the restarted node.
     let caught_up = Model { wall_after_restart_us: 50, ..restart.clone() };
-    let at_once = |nodes, calls| Model { answers: Answers::AtOnce, ..Model::new(nodes, calls) };
+    let at_once = |nodes, calls| Model { answers_at_once: true, ..Model::new(nodes, calls) };
     vec![
         holds("3 nodes, 2 calls", model.clone()),
         holds(
@@ -45,7 +45,7 @@ pub fn models() -> Vec<Check> {
 /// Returns a check for each rule of the agreement, broken in a model that is just large enough to
 /// show the harm.
 pub fn mutants() -> Vec<Check> {
-    let model = |nodes| Model { answers: Answers::AtOnceOrNever, ..Model::new(nodes, 2) };
+    let model = |nodes| Model { answers_at_once: true, ..Model::new(nodes, 2) };
     let caught = |name: &str, model, mutant| Check {
         name: name.into(),
         model: Model { mutant, ..model },

@@ -18,7 +18,7 @@ pub mod fleet;
 mod model;
 
 pub use catalogue::{Check, Outcome, SMALL_MODELS, models, mutants, run};
-pub use model::{Action, Answers, Message, Model};
+pub use model::{Action, Message, Model};
 
 /// Runs `work` for each item, on all processors.
 ///

@@ -24,7 +24,9 @@ pub struct Model {
     /// The first value of each node's fence counter.
     pub counters: Vec<u64>,
     pub calls: u8,
-    pub answers: Answers,
+    /// Whether answers arrive when the nodes send them. Otherwise they arrive at any later time, or
+    /// never, as requests do.
+    pub answers_at_once: bool,
     /// Total number of requests that may arrive twice.
     pub repeats: u8,
     /// Total number of restarts of nodes, with empty memory.
@@ -35,16 +37,6 @@ pub struct Model {
     /// Whether the wall clock of a restarted node reads zero again, which must not happen.
     pub clock_goes_back: bool,
     pub mutant: Option<Mutant>,
-}
-
-/// When the answers of nodes arrive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answers {
-    /// At any later time, or never, as requests do.
-    Travel,
-    AtOnceOrNever,
-    /// When the node sends them.
-    AtOnce,
 }
 
 /// No two locks have the same fence.
@@ -118,8 +110,6 @@ pub enum Action {
     Arrive(Message),
     /// A request arrives, and a copy of it is still in transit.
     ArriveAndRepeat(Message),
-    /// A request arrives, and its answer is lost.
-    ArriveUnanswered(Message),
     /// The lease of a node ends.
     End(u8),
     Restart(u8),
@@ -136,7 +126,7 @@ impl Model {
         Self {
             counters: vec![0; nodes],
             calls,
-            answers: Answers::Travel,
+            answers_at_once: false,
             repeats: 0,
             restarts: 0,
             wall_after_restart_us: 0,
@@ -163,17 +153,14 @@ impl Model {
         message.answer.is_some() || self.may_touch(state, message.node) && is_in_turn()
     }
 
-    fn arrive(&self, state: &mut State, message: Message, is_answered: bool) {
+    fn arrive(&self, state: &mut State, message: Message) {
         if let Some(answer) = message.answer {
             return state.handle_answer(message, answer);
         }
         let largest = state.reported.last().copied().unwrap_or_default();
         state.calls[usize::from(message.call)].before.get_or_insert(largest);
         let answer = state.execute(message);
-        if !is_answered {
-            return;
-        }
-        if self.answers != Answers::Travel {
+        if self.answers_at_once {
             state.handle_answer(message, answer);
         } else if state.expects(message) {
             // An answer that the call does not expect makes no difference.
@@ -220,13 +207,9 @@ impl stateright::Model for Model {
             return;
         }
         for &message in state.network.iter().filter(|message| self.may_arrive(state, message)) {
-            let is_request = message.answer.is_none();
             actions.push(Action::Arrive(message));
-            if is_request && state.repeats > 0 {
+            if message.answer.is_none() && state.repeats > 0 {
                 actions.push(Action::ArriveAndRepeat(message));
-            }
-            if is_request && self.answers == Answers::AtOnceOrNever {
-                actions.push(Action::ArriveUnanswered(message));
             }
         }
         for (index, node) in (0..).zip(&state.nodes) {
@@ -245,15 +228,11 @@ impl stateright::Model for Model {
         match action {
             Action::Arrive(message) => {
                 state.network.remove(&message);
-                self.arrive(&mut state, message, true);
+                self.arrive(&mut state, message);
             }
             Action::ArriveAndRepeat(message) => {
                 state.repeats -= 1;
-                self.arrive(&mut state, message, true);
-            }
-            Action::ArriveUnanswered(message) => {
-                state.network.remove(&message);
-                self.arrive(&mut state, message, false);
+                self.arrive(&mut state, message);
             }
             Action::End(node) => state.change(node, |server, now| {
                 server.remove(now, 0, KEY, KeyEvent::Removed);
