@@ -10,7 +10,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::clock::Ns;
 use super::events::Event;
-use super::notes::{Call, CallerResult};
+use super::notes::Call;
 use super::plan::{Habits, Plan};
 use super::process::Process;
 use super::world::World;
@@ -31,14 +31,14 @@ struct Caller {
     usage: Option<Usage>,
 }
 
-/// What a caller does. The number is that of the call or the lock.
+/// What a caller does. The number is that of the call, the lock or the release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Resting,
     Calling(u64),
     Holding(u64),
     Extending(u64),
-    Releasing,
+    Releasing(u64),
     Finished,
 }
 
@@ -144,13 +144,12 @@ impl Callers {
                 self.rest(caller, world);
             }
             State::Holding(lock) => self.extend_or_end(caller, lock, process, world),
-            State::Extending(_) | State::Releasing | State::Finished => {}
+            State::Extending(_) | State::Releasing(_) | State::Finished => {}
         }
-        process.settle(world);
     }
 
     fn call(&mut self, caller: usize, process: &mut Process, world: &mut World) {
-        if world.is_ending {
+        if world.ended_at.is_some() {
             self.callers[caller].state = State::Finished;
             return;
         }
@@ -177,7 +176,7 @@ impl Callers {
         {
             this.usage = Some(usage);
             let (key_set, token, spec) = detached;
-            let call = Call::new(caller, key_set, spec, world.now, plan.nodes);
+            let call = Call::new(key_set, spec, world.now, plan.nodes);
             let call = Call { attaches: Some(token), ..call };
             this.state = State::Calling(process.call(call, Some(Duration::ZERO), world));
             return;
@@ -206,44 +205,30 @@ impl Callers {
         if let Err(error) = spec.check() {
             world.violate(format!("a plan has an impossible lock: {error}"));
         }
-        let call = Call::new(caller, key_set, Arc::new(spec), world.now, plan.nodes);
+        let call = Call::new(key_set, Arc::new(spec), world.now, plan.nodes);
         this.state = State::Calling(process.call(Call { renews, ..call }, wait, world));
         if cancels {
             self.wake(caller, world.now + cancel_after, world);
         }
     }
 
-    /// Handles the results of the last event.
+    /// Goes on after the calls, extensions and releases that the last event has ended.
     pub(super) fn go_on(&mut self, process: &mut Process, world: &mut World) {
-        while let Some(result) = process.results.pop_front() {
-            self.handle(&result, world);
-            process.settle(world);
-        }
-    }
-
-    fn handle(&mut self, result: &CallerResult, world: &mut World) {
-        match *result {
-            CallerResult::Acquired { caller, lock } => {
-                let this = &mut self.callers[caller];
-                world.locks += 1;
-                this.state = State::Holding(lock);
-                let part = this.time_until_next_step();
-                self.wake(caller, world.now + part, world);
+        while let Some(number) = process.ended.pop_front() {
+            let waits = |caller: &Caller| match caller.state {
+                State::Calling(of) | State::Extending(of) | State::Releasing(of) => of == number,
+                State::Resting | State::Holding(_) | State::Finished => false,
+            };
+            let Some(caller) = self.callers.iter().position(waits) else { continue };
+            if process.lock(number).is_none() {
+                self.rest(caller, world);
+                continue;
             }
-            CallerResult::Failed { caller } => self.rest(caller, world),
-            CallerResult::Extended { caller, lock } => {
-                let this = &mut self.callers[caller];
-                if this.state == State::Extending(lock) {
-                    this.state = State::Holding(lock);
-                    let part = this.time_until_next_step();
-                    self.wake(caller, world.now + part, world);
-                }
-            }
-            CallerResult::Released { caller } => {
-                if self.callers[caller].state == State::Releasing {
-                    self.rest(caller, world);
-                }
-            }
+            let this = &mut self.callers[caller];
+            world.report.locks += u64::from(this.state == State::Calling(number));
+            this.state = State::Holding(number);
+            let at = world.now + this.time_until_next_step();
+            self.wake(caller, at, world);
         }
     }
 
@@ -269,18 +254,16 @@ impl Callers {
         let this = &mut self.callers[caller];
         match this.usage.as_ref().map_or(End::Release, |usage| usage.end) {
             End::Release => {
-                this.state = State::Releasing;
-                process.release(lock, Some(caller), world);
+                if let Some(release) = process.release(lock, true, world) {
+                    this.state = State::Releasing(release);
+                }
             }
             End::Drop => {
-                process.release(lock, None, world);
+                process.release(lock, false, world);
                 self.rest(caller, world);
             }
             End::Detach => {
-                let key_set = process.lock(lock).map_or(0, |lock| lock.call.key_set);
-                if let Some((token, spec)) = process.detach(lock, world) {
-                    world.detached.push((key_set, token, spec));
-                }
+                process.detach(lock, world);
                 self.rest(caller, world);
             }
         }
@@ -310,6 +293,5 @@ impl Callers {
                 _ => {}
             }
         }
-        process.settle(world);
     }
 }

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::Fence;
 use quorlock_core::client::limits::LATE_TIMER;
 use quorlock_core::client::{Keys, Mode, Reason, Spec};
 use quorlock_core::quorum::{ExtensionVerdict, LossReason, Majority, Ownership};
+use quorlock_core::{Answer, Fence, NodeError};
 
 use super::claims::{Claim, ClaimKind, MachineId};
 use super::clock::{MS, Ns, SECOND};
-use super::notes::{Call, FailedCall, HeldLock, Lock, Note};
+use super::notes::{Call, HeldLock, Lock, Note};
 use super::plan::{FaultKind, LockKind, Plan};
 use super::process::Process;
 use super::world::World;
@@ -27,8 +27,6 @@ const COVERAGE_DELAY: Ns = 1000 * MS;
 
 pub(super) struct Checks {
     majority: Majority,
-    /// The locks that may be held.
-    held: Vec<MachineId>,
     /// The largest fence of each key.
     fences: Vec<Fence>,
     /// The last fence of an exclusive lock of each key.
@@ -46,7 +44,6 @@ impl Checks {
     pub(super) fn new(plan: &Plan) -> Self {
         Self {
             majority: Majority::of(plan.nodes).expect("a fleet has nodes"),
-            held: Vec::new(),
             fences: vec![Fence::ZERO; plan.names.len()],
             exclusive_fences: vec![Fence::ZERO; plan.names.len()],
             last_granted_at: vec![0; plan.names.len()],
@@ -59,53 +56,48 @@ impl Checks {
     pub(super) fn check_notes(&mut self, world: &mut World, processes: &[Process]) {
         for note in std::mem::take(&mut world.notes) {
             match note {
-                Note::Granted(lock) => {
-                    self.check_and_record_fence(lock, world, processes);
-                    self.check_exclusion(lock, world, processes);
-                    self.check_overtakes_nobody(lock, world, processes);
-                    self.held.push(lock);
-                    self.record_together(lock, world, processes);
+                Note::Granted(id) => {
+                    let Some(lock) = lock_of(processes, id) else { continue };
+                    self.check_and_record_fence(&lock, world);
+                    check_exclusion(&lock, world, processes);
+                    self.check_overtakes_nobody(&lock, world, processes);
+                    record_together(&lock, world, processes);
                     self.grants_since_meeting += 1;
-                    self.check_held_on_majority(lock, world, processes);
+                    self.check_held_on_majority(&lock, world, processes);
                 }
-                Note::Extended { lock, verdict, round_began } => {
+                Note::Extended { id, verdict, round_began } => {
+                    let Some(lock) = lock_of(processes, id) else { continue };
                     if matches!(verdict, ExtensionVerdict::Extended(_)) {
-                        self.check_may_be_extended(lock, round_began, world, processes);
+                        self.check_may_be_extended(&lock, round_began, world);
                     }
-                    self.check_exclusion(lock, world, processes);
-                    self.check_held_on_majority(lock, world, processes);
+                    check_exclusion(&lock, world, processes);
+                    self.check_held_on_majority(&lock, world, processes);
                 }
                 Note::Released { id, lock, ownership } => {
-                    self.forget(id);
                     if let (Ownership::Lost(reason), true) = (ownership, lock.call.renews) {
                         self.check_loss(id, &lock, reason, world);
                     }
                 }
-                Note::Detached(lock) => self.forget(lock),
-                Note::Failed(failed) => {
-                    check_own_pause(&failed, processes, world);
-                    if failed.reason == Reason::Held && failed.call.attaches.is_none() {
-                        self.check_refusal(&failed, world);
+                Note::Failed { id, call, failure } => {
+                    let process = &processes[id.process];
+                    check_own_pause(id, &call, &failure.answers, process, world);
+                    if failure.reason == Reason::Held && call.attaches.is_none() {
+                        self.check_refusal(id, &call, process, world);
                     }
                 }
             }
         }
     }
 
-    fn forget(&mut self, lock: MachineId) {
-        self.held.retain(|&held| held != lock);
-    }
-
     /// Records the fence of a new lock, and checks that fences grow in the order of grants. The
     /// fences of readers that may hold the lock together have no order.
-    fn check_and_record_fence(&mut self, id: MachineId, world: &mut World, all: &[Process]) {
-        let Some(lock) = lock_of(all, id) else { return };
+    fn check_and_record_fence(&mut self, lock: &Lock<'_>, world: &mut World) {
         // After an operator has ended this lock on a node, a lock with a larger fence may be
         // acquired before this one.
-        if was_ended(world, &lock) {
+        if was_ended(world, lock) {
             return;
         }
-        let (fence, mode) = (lock.hold.fence(), lock.hold.mode());
+        let (id, fence, mode) = (lock.id, lock.hold.fence(), lock.hold.mode());
         for &key in &lock.keys {
             let before = match mode {
                 Mode::Exclusive => self.fences[key],
@@ -124,15 +116,8 @@ impl Checks {
 
     /// Checks that, before the round of extensions began, no operator had ended the lock on a
     /// majority, and no majority had answered, at whatever times, that the lock is revoked.
-    fn check_may_be_extended(
-        &self,
-        id: MachineId,
-        round_began: Ns,
-        world: &mut World,
-        all: &[Process],
-    ) {
-        let Some(lock) = lock_of(all, id) else { return };
-        let token = lock.hold.token();
+    fn check_may_be_extended(&self, lock: &Lock<'_>, round_began: Ns, world: &mut World) {
+        let (id, token) = (lock.id, lock.hold.token());
         // A call whose grants were ended may be granted again before it has the lock.
         let was_held = |at: Ns| lock.since < at && at < round_began;
         if world.ended_on_majority.iter().any(|&(of, at)| of == token && was_held(at)) {
@@ -148,45 +133,19 @@ impl Checks {
         }
     }
 
-    /// Checks that no two locks that have a key in common are held at the same time, unless both
-    /// are shared.
-    fn check_exclusion(&self, id: MachineId, world: &mut World, all: &[Process]) {
-        let Some(lock) = held_lock(world, all, id) else { return };
-        for &other_id in self.held.iter().filter(|&&other_id| other_id != id) {
-            let Some(other) = held_lock(world, all, other_id) else { continue };
-            let overlaps = lock.keys.iter().any(|key| other.keys.contains(key));
-            let may_share = lock.hold.mode() == Mode::Shared && other.hold.mode() == Mode::Shared;
-            if overlaps && !may_share {
-                world.violate(format!("two holders: {id} and {other_id}"));
-            }
-        }
-    }
-
-    /// Records the largest number of locks of one set of keys that are held together.
-    fn record_together(&self, id: MachineId, world: &mut World, all: &[Process]) {
-        let Some(lock) = lock_of(all, id) else { return };
-        let is_of_set = |&&other: &&MachineId| {
-            held_lock(world, all, other)
-                .is_some_and(|other| other.call.key_set == lock.call.key_set)
-        };
-        let together = self.held.iter().filter(is_of_set).count();
-        world.most_together = world.most_together.max(together);
-    }
-
     /// Checks that a call overtakes no other call that was in line on a majority when it began, and
     /// has been since.
     ///
     /// A call for several keys may be passed while it lacks one of them, and one for any of several
     /// stands in line for keys that it does not get.
-    fn check_overtakes_nobody(&self, id: MachineId, world: &mut World, all: &[Process]) {
-        let Some(lock) = lock_of(all, id) else { return };
+    fn check_overtakes_nobody(&self, lock: &Lock<'_>, world: &mut World, all: &[Process]) {
         let plan = Arc::clone(&world.plan);
         let key = match lock.keys[..] {
             [key] if lock.call.attaches.is_none() => key,
             _ => return,
         };
         let (began, mode) = (lock.call.started, lock.hold.mode());
-        for (other, call) in all.iter().flat_map(|process| process.facts.calls()) {
+        for (other, call) in all.iter().flat_map(Process::calls) {
             let spec = &call.spec;
             let may_share = mode == Mode::Shared && spec.mode == Mode::Shared;
             let is_comparable = plan.key_indexes[call.key_set] == [key] && !may_share;
@@ -199,7 +158,7 @@ impl Checks {
             };
             let nodes = (0..plan.nodes).filter(in_line).count();
             if nodes >= self.majority.size() {
-                let us = (world.now - began) / 1000;
+                let (id, us) = (lock.id, (world.now - began) / 1000);
                 world.violate(format!(
                     "{id}, which began {us} µs ago, overtakes {other}, which was in line on \
                      {nodes} nodes"
@@ -211,9 +170,11 @@ impl Checks {
     /// Checks that a held lock leaves no majority for another lock.
     ///
     /// A node counts for the lock if the token holds all keys there, or if the node does not vote.
-    fn check_held_on_majority(&self, id: MachineId, world: &mut World, all: &[Process]) {
-        let Some(lock) = held_lock(world, all, id) else { return };
-        let token = lock.hold.token();
+    fn check_held_on_majority(&self, lock: &Lock<'_>, world: &mut World, all: &[Process]) {
+        if !is_intact(lock, world, all) {
+            return;
+        }
+        let (id, token) = (lock.id, lock.hold.token());
         let counts = |&node: &usize| {
             let has = |key: &usize| {
                 let mut claims = world.claims.at(node, *key, world.now);
@@ -255,9 +216,8 @@ impl Checks {
     }
 
     /// Checks a call that failed with `Held`: claims of other calls must have left no majority.
-    fn check_refusal(&self, failed: &FailedCall, world: &mut World) {
+    fn check_refusal(&self, id: MachineId, call: &Call, process: &Process, world: &mut World) {
         let plan = Arc::clone(&world.plan);
-        let &FailedCall { id, ref call, had_time, .. } = failed;
         let &Call { key_set, started, ref asked_at, .. } = call;
         let (keys, majority) = (&plan.key_indexes[key_set], self.majority.size());
         if !call.has_asked {
@@ -296,6 +256,8 @@ impl Checks {
                 |key: &&usize| !claims.were_taken(&[**key], (&began, now), plan.nodes, is_other);
             let free = keys.iter().find(was_free);
             let is_well = |node| plan.is_well(id.process, node, started, now);
+            let limit = process.inputs.now(now).plus(Duration::from_nanos(4 * plan.round_trip));
+            let had_time = call.due.is_some_and(|due| !limit.has_reached(due));
             if let Some(key) = free.filter(|_| had_time && (0..plan.nodes).all(is_well)) {
                 world.violate(format!("{id} reports Held, but key {key} was free"));
             }
@@ -310,8 +272,8 @@ impl Checks {
 
     /// Checks the whole fleet. Called once in each interval of [`SAMPLE_EVERY`].
     pub(super) fn sample(&mut self, world: &mut World, processes: &[Process]) {
-        for &lock in &self.held {
-            self.check_held_on_majority(lock, world, processes);
+        for lock in all_locks(processes) {
+            self.check_held_on_majority(&lock, world, processes);
         }
         self.check_free_locks_are_granted(world, processes);
         check_nothing_left_behind(world);
@@ -334,7 +296,7 @@ impl Checks {
         }
         let grants = std::mem::take(&mut self.grants_since_meeting);
         // Skips the first meeting, before which the processes connect.
-        if grants == 0 && world.now > 2 * every && !world.is_ending {
+        if grants == 0 && world.now > 2 * every && world.ended_at.is_none() {
             world.violate("all callers wanted a free lock, and none of them got it".into());
         }
     }
@@ -354,13 +316,10 @@ impl Checks {
         let mut free_since = BTreeMap::new();
         let wants = |(_, call): (MachineId, &Call)| (call.key_set, call.spec.mode);
         let wanted: Vec<Vec<(usize, Mode)>> =
-            processes.iter().map(|process| process.facts.calls().map(wants).collect()).collect();
-        let held: Vec<Lock<'_>> = (self.held.iter())
-            .filter_map(|&id| {
-                lock_of(processes, id).filter(|lock| is_held(processes, id.process, lock, now))
-            })
-            .collect();
-        let all_calls = processes.iter().flat_map(|process| process.facts.calls());
+            processes.iter().map(|process| process.calls().map(wants).collect()).collect();
+        let held: Vec<_> =
+            all_locks(processes).filter(|lock| is_held(lock, processes, now)).collect();
+        let all_calls = processes.iter().flat_map(Process::calls);
         let several: BTreeMap<MachineId, &[usize]> = all_calls
             .filter_map(|(id, call)| Some((id, plan.choices(call.key_set).next()?)))
             .filter(|(_, keys)| keys.len() > 1)
@@ -394,12 +353,12 @@ impl Checks {
                     && votes(world, node)
                     && is_free(keys, joins_readers, node)
             };
-            !processes[process].facts.is_paused()
+            !processes[process].is_paused()
                 && (0..plan.nodes).filter(is_good).count() >= self.majority.size()
         };
         let mut stuck = None;
         for process in processes {
-            for (id, call) in process.facts.calls() {
+            for (id, call) in process.calls() {
                 for (choice, keys) in plan.choices(call.key_set).enumerate() {
                     let has_key = |key: &usize| keys.contains(key);
                     let overlaps =
@@ -441,8 +400,7 @@ impl Checks {
     /// Checks that no call, lease, waiter or key is left at the end.
     pub(super) fn check_end(world: &mut World, processes: &[Process]) {
         for process in processes.iter().filter(|process| !process.is_idle()) {
-            let what = process.describe();
-            world.violate(format!("p{} is not idle: {what:?}", process.index));
+            world.violate(format!("p{} is not idle: {:?}", process.index, process.shard));
         }
         for node in 0..world.hosts.len() {
             let now = world.now;
@@ -460,23 +418,54 @@ impl Checks {
     }
 }
 
+/// Checks that no two locks that have a key in common are held at the same time, unless both are
+/// shared.
+fn check_exclusion(lock: &Lock<'_>, world: &mut World, all: &[Process]) {
+    let is_other = |other: &Lock<'_>| {
+        let overlaps = lock.keys.iter().any(|key| other.keys.contains(key));
+        let may_share = lock.hold.mode() == Mode::Shared && other.hold.mode() == Mode::Shared;
+        other.id != lock.id && overlaps && !may_share && is_intact(other, world, all)
+    };
+    if is_intact(lock, world, all)
+        && let Some(other) = all_locks(all).find(is_other)
+    {
+        world.violate(format!("two holders: {} and {}", lock.id, other.id));
+    }
+}
+
+/// Records the largest number of locks of one set of keys that are held together.
+fn record_together(lock: &Lock<'_>, world: &mut World, all: &[Process]) {
+    let is_of_set =
+        |other: &Lock<'_>| other.call.key_set == lock.call.key_set && is_intact(other, world, all);
+    let together = all_locks(all).filter(is_of_set).count();
+    let most = &mut world.report.most_together;
+    *most = together.max(*most);
+}
+
 /// Checks that no node counts as silent because the process itself was paused.
 ///
 /// After a pause that ends about when the time of a node ends, no timer is late, so the call cannot
 /// know of the pause.
-fn check_own_pause(failed: &FailedCall, processes: &[Process], world: &mut World) {
+fn check_own_pause(
+    id: MachineId,
+    call: &Call,
+    answers: &[Answer],
+    process: &Process,
+    world: &mut World,
+) {
     let plan = Arc::clone(&world.plan);
-    let resumed_at = processes[failed.id.process].facts.resumed_at;
+    let resumed_at = process.facts.resumed_at;
     // The client's clock may be rounded.
     let unnoticed = LATE_TIMER + Duration::from_millis(1);
-    for &(node, sent_at, limit) in &failed.silent {
-        let ended_at_limit =
-            Duration::from_nanos(resumed_at.abs_diff(sent_at + limit)) <= unnoticed;
+    for (node, answer) in answers.iter().enumerate() {
+        let &Answer::Failed(NodeError::TimedOut { limit_ms }) = answer else { continue };
+        let sent_at = call.sent_at[node];
+        let limit_at = sent_at + limit_ms * MS;
+        let ended_at_limit = Duration::from_nanos(resumed_at.abs_diff(limit_at)) <= unnoticed;
         let was_late = resumed_at > sent_at + SHORT_PAUSE || resumed_at + SHORT_PAUSE < world.now;
         let had_time = was_late && !ended_at_limit && 2 * plan.round_trip < world.now - sent_at;
-        let process = failed.id.process;
-        if had_time && plan.was_only_paused(process, node, failed.call.started, world.now) {
-            let id = failed.id;
+        let process = process.index;
+        if had_time && plan.was_only_paused(process, node, call.started, world.now) {
             world.violate(format!("{id} counts n{node} as silent, but only p{process} paused"));
         }
     }
@@ -522,10 +511,13 @@ fn lock_of(processes: &[Process], id: MachineId) -> Option<Lock<'_>> {
     processes[id.process].lock(id.number)
 }
 
-/// Returns the lock if it is held, and if no operator has ended it on any node.
-fn held_lock<'a>(world: &World, processes: &'a [Process], id: MachineId) -> Option<Lock<'a>> {
-    let lock = lock_of(processes, id)?;
-    (is_held(processes, id.process, &lock, world.now) && !was_ended(world, &lock)).then_some(lock)
+fn all_locks(processes: &[Process]) -> impl Iterator<Item = Lock<'_>> {
+    processes.iter().flat_map(Process::locks)
+}
+
+/// Returns whether a lock is held, and no operator has ended it on any node.
+fn is_intact(lock: &Lock<'_>, world: &World, all: &[Process]) -> bool {
+    is_held(lock, all, world.now) && !was_ended(world, lock)
 }
 
 /// Returns whether an operator has ended the lock on any node. Its holder may not know that yet.
@@ -533,7 +525,7 @@ fn was_ended(world: &World, lock: &Lock<'_>) -> bool {
     world.ended_by_operator.contains(&lock.hold.token())
 }
 
-fn is_held(processes: &[Process], process: usize, lock: &Lock<'_>, now: Ns) -> bool {
-    let now = processes[process].inputs.now(now);
+fn is_held(lock: &Lock<'_>, all: &[Process], now: Ns) -> bool {
+    let now = all[lock.id.process].inputs.now(now);
     !matches!(lock.hold.ownership(now), Ownership::Lost(_))
 }

@@ -147,13 +147,14 @@ impl Claims {
 
     /// Records that a token that holds a key has asked for it again.
     pub(super) fn ask_again(&mut self, node: usize, key: usize, token: Token, now: Ns) {
-        let claims = self.places[node][key].iter_mut().rev();
-        if let Some(claim) = claims.into_iter().find(|claim| claim.token == token) {
+        let mut claims = self.places[node][key].iter_mut().rev();
+        if let Some(claim) = claims.find(|claim| claim.token == token) {
             claim.asked_at = now;
         }
     }
 
     /// Moves the end of a lease to `at` if that is later. A shared `mode` makes the lease shared.
+    /// Returns whether there is such a lease, or a foreign string, which becomes one.
     pub(super) fn extend(
         &mut self,
         node: usize,
@@ -161,21 +162,22 @@ impl Claims {
         (token, mode): (Token, Mode),
         now: Ns,
         at: Ns,
-    ) {
+    ) -> bool {
         let live = |claim: &&mut Claim| {
             claim.token == token && claim.kind != ClaimKind::Waiter && claim.until > now
         };
-        if let Some(claim) = self.places[node][key].iter_mut().rev().find(live) {
-            claim.kind = ClaimKind::Lease;
-            let until = claim.until.max(at);
-            claim.until = until;
-            if mode == Mode::Shared && claim.mode != mode {
-                // The lease was exclusive until now: a new claim begins.
-                claim.until = now;
-                let shared = Claim { mode, since: now, until, ..*claim };
-                self.places[node][key].push(shared);
-            }
+        let claim = self.places[node][key].iter_mut().rev().find(live);
+        let Some(claim) = claim else { return false };
+        claim.kind = ClaimKind::Lease;
+        let until = claim.until.max(at);
+        claim.until = until;
+        if mode == Mode::Shared && claim.mode != mode {
+            // The lease was exclusive until now: a new claim begins.
+            claim.until = now;
+            let shared = Claim { mode, since: now, until, ..*claim };
+            self.places[node][key].push(shared);
         }
+        true
     }
 
     pub(super) fn end_all(&mut self, node: usize, now: Ns) {

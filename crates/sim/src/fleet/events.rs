@@ -43,6 +43,16 @@ pub(super) enum Message {
     Down(Down),
 }
 
+/// Identifies a timer of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Timer {
+    Links,
+    /// By the number of the state machine.
+    Machine(u64),
+    /// Ends an attempt to get a wait connection.
+    Connection(Conn),
+}
+
 #[derive(Debug)]
 pub(super) enum Event {
     Arrives {
@@ -66,10 +76,10 @@ pub(super) enum Event {
     NodeIsFree {
         node: usize,
     },
-    /// A timer fires: of a state machine, the links, the renewals, or a connection.
+    /// A timer of a process fires.
     Timer {
         process: usize,
-        timer: u64,
+        timer: Timer,
     },
     /// A process that was paused has read its sockets.
     Reads {

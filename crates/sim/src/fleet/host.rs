@@ -355,10 +355,7 @@ impl World {
         let until = self.hosts[node].clock.when(deadline, self.now);
         self.last_lease_at = self.now;
         for &key in keys {
-            let is_repeated =
-                |claim: Claim| claim.token == token && claim.kind != ClaimKind::Waiter;
-            if self.claims.at(node, key, self.now).any(is_repeated) {
-                self.claims.extend(node, key, (token, mode), self.now, until);
+            if self.claims.extend(node, key, (token, mode), self.now, until) {
                 self.claims.ask_again(node, key, token, self.now);
                 continue;
             }
@@ -380,7 +377,7 @@ impl World {
 
     #[expect(clippy::too_many_lines, reason = "one arm for each command")]
     fn execute(&mut self, node: usize, conn: Conn, packet: &Packet) {
-        self.commands += 1;
+        self.report.commands += 1;
         let Packet { request, spec } = packet;
         let token = Name::from_slice(request.token.as_str().as_bytes());
         let names: Vec<Name> = spec.keys.iter().map(Name::from_slice).collect();
@@ -503,7 +500,7 @@ impl World {
             }
             Command::Ping => Some(Response::Yes),
         };
-        if self.trace.is_some() {
+        if self.is_traced {
             let (token, command) = (self.short(request.token), command_name(request.command));
             trace!(self, "n{node} {command} {keys:?} of {token}: {response:?}");
         }

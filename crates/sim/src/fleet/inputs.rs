@@ -41,6 +41,13 @@ impl Inputs {
         self.clock.at(now)
     }
 
+    /// Records the round trip of what was sent to a node, and answered now. Returns the time.
+    pub(super) fn sample_round_trip(&self, node: usize, sent: Moment, now: Ns) -> Moment {
+        let now = self.clock.at(now);
+        self.client_state.round_trips.sample(node, now.since(sent));
+        now
+    }
+
     pub(super) fn context(&mut self, now: Ns) -> Context<'_> {
         Context {
             now: self.clock.at(now),

@@ -29,9 +29,10 @@ pub use mutant::{ClientRule, Mutant, NodeRule};
 pub use plan::{LockKind, Plan};
 pub use simulation::run;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Report {
     pub seed: u64,
+    /// The first violation.
     pub violation: Option<String>,
     pub locks: u64,
     /// Largest number of locks of one set of keys that were held at the same time, such as the

@@ -44,8 +44,6 @@ pub(super) enum Direction {
 pub(super) struct Connection {
     pub(super) process: usize,
     pub(super) node: usize,
-    /// Whether the process has neither closed the connection nor learned of its end.
-    pub(super) is_open: bool,
     /// The number of restarts of the node when it accepted the connection; `None` before that, and
     /// once the connection has ended for the node.
     pub(super) accepted_in_run: Option<u32>,
@@ -115,19 +113,14 @@ impl Network {
 
     /// Records the arrival of a message. Returns `false` if it was lost with its connection.
     pub(super) fn arrives(&mut self, conn: Conn, number: u64, message: &Message) -> bool {
-        let connection = &mut self.connections[conn];
-        let direction = message.direction();
-        let is_received = connection.is_open || direction == Direction::Up;
-        let stream = &mut connection.streams[direction as usize];
+        let stream = &mut self.connections[conn].streams[message.direction() as usize];
         stream.arrived = stream.arrived.max(number + 1);
-        number < stream.lost_from && is_received
+        number < stream.lost_from
     }
 
     /// Records that the process has learned of the end of a connection.
     pub(super) fn forget(&mut self, conn: Conn) {
-        let connection = &mut self.connections[conn];
-        connection.is_open = false;
-        let (process, node) = (connection.process, connection.node);
+        let Connection { process, node, .. } = self.connections[conn];
         self.path(process, node).open.retain(|&open| open != conn);
     }
 
@@ -143,7 +136,6 @@ impl World {
         self.network.connections.push(Connection {
             process,
             node,
-            is_open: true,
             accepted_in_run: None,
             streams: [Stream::default(), Stream::default()],
         });
@@ -175,13 +167,6 @@ impl World {
         let number = stream.sent;
         stream.sent += 1;
         self.events.add(stream.last_arrival, Event::Arrives { conn, number, message });
-    }
-
-    /// Closes a connection on the side of the process, and tells the node.
-    pub(super) fn close(&mut self, conn: Conn) {
-        if std::mem::replace(&mut self.network.connections[conn].is_open, false) {
-            self.send_up(conn, Up::Close);
-        }
     }
 
     /// Breaks a connection, as a router or a firewall does. Some of the messages to the node may

@@ -1,9 +1,9 @@
-//! What a process reports to its callers and to the checkers.
+//! What a process reports to the checkers.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
-use quorlock_core::client::{Hold, Reason, Spec, Token};
+use quorlock_core::client::{Failure, Hold, Spec, Token};
 use quorlock_core::quorum::{ExtensionVerdict, Moment, Ownership};
 
 use super::claims::MachineId;
@@ -14,7 +14,6 @@ use super::clock::Ns;
 pub(super) struct Call {
     pub(super) spec: Arc<Spec>,
     pub(super) key_set: usize,
-    pub(super) caller: usize,
     pub(super) started: Ns,
     /// When the call must have ended, unless it waits without a limit.
     pub(super) due: Option<Moment>,
@@ -31,6 +30,7 @@ pub(super) struct Call {
 
 /// A lock that a call acquired. It may have ended since.
 pub(super) struct Lock<'a> {
+    pub(super) id: MachineId,
     pub(super) hold: &'a Hold,
     pub(super) facts: &'a HeldLock,
 }
@@ -47,47 +47,20 @@ pub(super) struct HeldLock {
     pub(super) round_began: Ns,
 }
 
-/// A result for which a caller waits.
-pub(super) enum CallerResult {
-    Acquired { caller: usize, lock: u64 },
-    Failed { caller: usize },
-    Extended { caller: usize, lock: u64 },
-    Released { caller: usize },
-}
-
 /// A fact about an event, for the checkers.
 #[derive(Clone, Debug)]
 pub(super) enum Note {
     Granted(MachineId),
-    Extended { lock: MachineId, verdict: ExtensionVerdict, round_began: Ns },
+    Extended { id: MachineId, verdict: ExtensionVerdict, round_began: Ns },
     Released { id: MachineId, lock: HeldLock, ownership: Ownership },
-    Detached(MachineId),
-    Failed(FailedCall),
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct FailedCall {
-    pub(super) id: MachineId,
-    pub(super) call: Call,
-    pub(super) reason: Reason,
-    /// Whether the call ended clearly before its time limit.
-    pub(super) had_time: bool,
-    /// The nodes that count as silent, when the last request was sent to each, and its time limit.
-    pub(super) silent: Vec<(usize, Ns, Ns)>,
+    Failed { id: MachineId, call: Call, failure: Failure },
 }
 
 impl Call {
-    pub(super) fn new(
-        caller: usize,
-        key_set: usize,
-        spec: Arc<Spec>,
-        now: Ns,
-        nodes: usize,
-    ) -> Self {
+    pub(super) fn new(key_set: usize, spec: Arc<Spec>, now: Ns, nodes: usize) -> Self {
         Self {
             spec,
             key_set,
-            caller,
             started: now,
             due: None,
             asked_at: vec![now; nodes],

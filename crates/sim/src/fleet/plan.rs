@@ -11,8 +11,10 @@ use super::Mutant;
 use super::clock::{MS, Ns, SECOND};
 use super::network::Direction;
 
-/// Largest ttl of a run, in milliseconds.
-const TTL_MAX_MS: u64 = 10_000;
+/// Largest ttl of a run, and time for which a restarted node abstains, in milliseconds.
+pub(super) const TTL_MAX_MS: u64 = 10_000;
+/// Number of commands after which programs make no more calls.
+pub(super) const COMMANDS_MAX: u64 = 8000;
 /// Largest error of a wall clock at the start, in microseconds.
 pub(super) const WALL_OFFSET_US: i64 = 500_000;
 /// Time after the end of a fault in which connections, and processes that poll, recover.
@@ -56,7 +58,6 @@ pub struct Plan {
     pub(super) wait_connections: usize,
     pub(super) max_waiters: usize,
     pub(super) max_clock_skew_ms: u64,
-    pub(super) rejoin_delay_ms: u64,
     /// For each process and node: the shortest latency of a message, and its largest random
     /// addition.
     pub(super) paths: Vec<(Ns, Ns)>,
@@ -68,8 +69,6 @@ pub struct Plan {
     pub(super) node_ppm: Vec<i64>,
     /// The time in which programs make calls.
     pub(super) length: Ns,
-    /// Number of commands after which programs make no more calls.
-    pub(super) commands_max: u64,
     pub(super) faults: Vec<Fault>,
     pub(super) mutant: Option<Mutant>,
     /// The interval of meetings, if there are any: moments at which all callers call.
@@ -98,19 +97,6 @@ pub(super) struct Habits {
     pub(super) downgrade_percent: u32,
     /// Share of calls that use the first set of keys. The rest uses any set.
     pub(super) first_set_percent: u32,
-}
-
-impl Habits {
-    fn draw_kind(&mut self, kind: LockKind, rng: &mut StdRng) {
-        match kind {
-            LockKind::Exclusive => {}
-            LockKind::Shared => {
-                self.share_percent = pick(rng, &[30, 60, 60, 90, 97]);
-                self.downgrade_percent = pick(rng, &[0, 30, 80]);
-            }
-            LockKind::Permits => self.first_set_percent = pick(rng, &[50, 80, 100]),
-        }
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -174,10 +160,9 @@ impl Plan {
         };
         let (paths, round_trip) = draw_paths(rng, nodes, processes);
         let length = pick(rng, &[4, 8, 15, 30, 60, 90]) * SECOND;
-        let commands_max = 8000;
         // With one call of each caller per cycle, and three commands to each node per call, a run
-        // has `commands_max` commands.
-        let cycle = (processes * callers * nodes * 3) as u64 * length / commands_max;
+        // has `COMMANDS_MAX` commands.
+        let cycle = (processes * callers * nodes * 3) as u64 * length / COMMANDS_MAX;
         let habits = draw_habits(rng, round_trip, cycle);
         let ppm = |rng: &mut StdRng, spread: i64| {
             if spread == 0 { 0 } else { rng.random_range(-spread..=spread) }
@@ -203,13 +188,11 @@ impl Plan {
             wait_connections: pick(rng, &[many, many, many, 1, 2]),
             max_waiters: pick(rng, &[1000, 1000, 1000, 1000, 1, 4]),
             max_clock_skew_ms: pick(rng, &[5000, 60_000]),
-            rejoin_delay_ms: TTL_MAX_MS,
             paths,
             round_trip,
             client_ppm,
             node_ppm,
             length,
-            commands_max,
             faults: Vec::new(),
             mutant: None,
             meet_every: None,
@@ -224,7 +207,16 @@ impl Plan {
             _ if seed % 50 == 3 => this.draw_scarcity(&mut kind_rng),
             _ => {}
         }
-        this.habits.draw_kind(kind, &mut kind_rng);
+        match kind {
+            LockKind::Exclusive => {}
+            LockKind::Shared => {
+                this.habits.share_percent = pick(&mut kind_rng, &[30, 60, 60, 90, 97]);
+                this.habits.downgrade_percent = pick(&mut kind_rng, &[0, 30, 80]);
+            }
+            LockKind::Permits => {
+                this.habits.first_set_percent = pick(&mut kind_rng, &[50, 80, 100]);
+            }
+        }
         this
     }
 
@@ -247,10 +239,6 @@ impl Plan {
     pub(super) fn choices(&self, set: usize) -> impl Iterator<Item = &[usize]> {
         let key_indexes = &self.key_indexes[set];
         key_indexes.chunks(if self.any_sets.contains(&set) { 1 } else { key_indexes.len() })
-    }
-
-    pub(super) fn ttl_max(&self) -> Ns {
-        self.habits.ttls_ms.iter().max().copied().unwrap_or_default() * MS
     }
 
     /// Returns when the last fault ends.
@@ -282,7 +270,7 @@ impl Plan {
         counts: impl Fn(&FaultKind) -> bool,
     ) -> bool {
         let after = |kind: &FaultKind| match kind {
-            FaultKind::Restart { .. } => self.rejoin_delay_ms * 11 / 10 * MS + RECOVERY,
+            FaultKind::Restart { .. } => TTL_MAX_MS * 11 / 10 * MS + RECOVERY,
             // For twice the length of the step, the fences of this node may lie too far ahead of
             // the clocks of other nodes, or the fences of other nodes too far ahead of its clock.
             FaultKind::StepWall { by_us, .. } => by_us.unsigned_abs() * 2000 + RECOVERY,
@@ -329,7 +317,7 @@ impl Plan {
     /// ahead for a node whose clock is behind.
     fn fences_disagree(&self, from: Ns, to: Ns) -> bool {
         let spread = self.clock_spread();
-        let delay = self.rejoin_delay_ms * MS;
+        let delay = TTL_MAX_MS * MS;
         self.faults.iter().any(|fault| {
             let rejoins = fault.to + delay * 98 / 100;
             let restarts = matches!(fault.kind, FaultKind::Restart { .. });

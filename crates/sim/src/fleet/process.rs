@@ -5,43 +5,35 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::NodeError;
-use quorlock_core::client::{
-    Hello, LinkAction, Links, Response, Shard, ShardAction, Spec, Token, limits,
-};
+use quorlock_core::client::{Hello, LinkAction, Links, Response, Shard, ShardAction, Spec, limits};
 use quorlock_core::node_set::SetReport;
-use quorlock_core::quorum::{Moment, Ownership};
+use quorlock_core::quorum::Moment;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::claims::MachineId;
 use super::clock::{ClientClock, Ns};
-use super::connections::{ConnectionKind, Connections, Lost, Received};
-use super::events::{Conn, Down, Event};
+use super::connections::{Connection, ConnectionKind, Connections, InFlight};
+use super::events::{Conn, Down, Event, Packet, Timer, Up};
 use super::facts::Facts;
 use super::inputs::Inputs;
-use super::notes::{Call, CallerResult, Lock, Note};
+use super::notes::Call;
 use super::world::World;
-
-/// Identifies the timer of the links.
-const LINKS: u64 = 0;
-/// Identifies the timer of a connection, after the connection's index is added.
-const CONNECTIONS: u64 = 1 << 62;
 
 pub(super) struct Process {
     pub(super) index: usize,
     pub(super) inputs: Inputs,
     links: Links,
-    shard: Shard,
-    /// The timers of the links, the state machines, and the connections.
-    timers: BTreeMap<u64, Ns>,
+    pub(super) shard: Shard,
+    timers: BTreeMap<Timer, Ns>,
     connections: Connections,
     /// Responses to requests that could not be sent.
     local_responses: VecDeque<(u64, Response)>,
     /// Connections that a state machine suspects. The links learn of them once that machine has no
     /// other actions left.
     suspicions: VecDeque<(usize, u64)>,
-    /// Not handled by callers yet.
-    pub(super) results: VecDeque<CallerResult>,
+    /// The calls, extensions and releases whose callers have not learned of their ends yet, by the
+    /// number of the call, the lock or the release.
+    pub(super) ended: VecDeque<u64>,
     pub(super) facts: Facts,
     /// Whether the other state machines learn of a lost connection before the links do.
     tells_machines_first: bool,
@@ -63,8 +55,8 @@ impl Process {
             connections: Connections::new(index, plan.nodes),
             local_responses: VecDeque::new(),
             suspicions: VecDeque::new(),
-            results: VecDeque::new(),
-            facts: Facts::new(index),
+            ended: VecDeque::new(),
+            facts: Facts::default(),
             tells_machines_first,
         }
     }
@@ -83,32 +75,37 @@ impl Process {
                     self.connections.connect(node, ConnectionKind::Shared(connection), world);
                 }
                 LinkAction::Close { node, connection } => {
-                    if let Some(conn) = self.connections.shared(node, connection) {
-                        self.connections.retire(conn, world);
-                    }
+                    self.connections.retire(node, connection, world);
                 }
                 LinkAction::Ping { node, connection } => {
-                    if let Some(conn) = self.connections.shared(node, connection) {
-                        self.connections.ping(conn, self.inputs.now(world.now), world);
-                    }
+                    self.connections.ping(node, connection, self.inputs.now(world.now), world);
                 }
                 LinkAction::Changed => self.inputs.topology = self.links.topology(),
                 LinkAction::Notice(notice) => trace!(world, "p{} notices {notice:?}", self.index),
             }
         }
         let timeout = self.links.poll_timeout();
-        self.set_timer(LINKS, timeout, world);
+        self.set_timer(Timer::Links, timeout, world);
     }
 
     pub(super) fn receive(&mut self, conn: Conn, message: Down, world: &mut World) {
         match message {
-            Down::Refused => return self.lose(conn, "connection refused", world),
-            Down::Closed => return self.lose(conn, "the connection was lost", world),
-            Down::Connected | Down::Hello { .. } | Down::Response(_) => {}
+            // The process has closed the connection.
+            _ if !self.connections.is_open(conn) => {}
+            Down::Refused => self.lose(conn, "connection refused", world),
+            Down::Closed => self.lose(conn, "the connection was lost", world),
+            Down::Connected => {
+                self.connections.say_hello(conn, self.inputs.now(world.now), world);
+            }
+            Down::Hello { run_id } => self.handle_hello(conn, run_id, world),
+            Down::Response(response) => self.handle_response(conn, &response, world),
         }
-        let now = self.inputs.now(world.now);
-        match self.connections.receive(conn, message, now, world) {
-            Some(Received::Ready { node, kind: ConnectionKind::Shared(number), run_id, sent }) => {
+        self.settle(world);
+    }
+
+    fn handle_hello(&mut self, conn: Conn, run_id: Arc<str>, world: &mut World) {
+        match self.connections.take_answered(conn, world) {
+            Some((node, ConnectionKind::Shared(number), InFlight::Probe(sent))) => {
                 let hello = Hello {
                     run_id: Some(run_id),
                     mode: Some("standalone".into()),
@@ -116,56 +113,74 @@ impl Process {
                     module_version: Some("0.1.0".into()),
                     set: SetReport::Unset,
                 };
-                if let Some(sent) = sent {
-                    self.inputs.client_state.round_trips.sample(node, now.since(sent));
-                }
+                let now = self.inputs.sample_round_trip(node, sent, world.now);
                 self.links.handle_connected(node, number, hello, now);
                 self.drive_links(world);
             }
-            Some(Received::Ready { kind: ConnectionKind::Wait(Some(number)), .. }) => {
+            Some((_, ConnectionKind::Wait(Some(number)), _)) => {
                 self.wait_through(number, conn, world);
                 self.act(world);
             }
-            Some(Received::Answer { number, sent, response }) => {
-                self.deliver(number, sent, &response, world);
+            _ => {}
+        }
+    }
+
+    fn handle_response(&mut self, conn: Conn, response: &Response, world: &mut World) {
+        match self.connections.take_answered(conn, world) {
+            Some((_, _, InFlight::Request(number, sent))) => {
+                self.deliver(number, sent, response, world);
             }
-            Some(Received::Pong { node, connection, sent }) => {
-                self.inputs.client_state.round_trips.sample(node, now.since(sent));
-                self.links.handle_pong(node, connection, now);
+            Some((node, ConnectionKind::Shared(number), InFlight::Probe(sent))) => {
+                let now = self.inputs.sample_round_trip(node, sent, world.now);
+                self.links.handle_pong(node, number, now);
                 self.drive_links(world);
             }
-            Some(Received::Ready { kind: ConnectionKind::Wait(None), .. }) | None => {}
+            _ => {}
         }
-        self.settle(world);
     }
 
     pub(super) fn lose(&mut self, conn: Conn, reason: &str, world: &mut World) {
-        let Some(lost) = self.connections.lose(conn, world) else { return };
-        let Lost { node, kind, was_ready, mut requests } = lost;
+        world.network.forget(conn);
+        let Some(lost) = self.connections.take_lost(conn) else { return };
+        let Connection { node, kind, is_ready, in_flight, .. } = lost;
         trace!(world, "p{} loses a connection to n{node}: {reason}", self.index);
         let error = NodeError::Down { reason: reason.to_owned() };
         let response = Response::Failed(error.clone());
-        if let ConnectionKind::Shared(number) = kind {
-            if self.tells_machines_first {
-                for request in std::mem::take(&mut requests) {
-                    self.deliver(request, world.now, &response, world);
-                }
+        let requests: Vec<u64> = match kind {
+            ConnectionKind::Shared(_) => {
+                let request = |in_flight| match in_flight {
+                    InFlight::Request(number, _) => Some(number),
+                    InFlight::Probe(_) => None,
+                };
+                in_flight.into_iter().filter_map(request).collect()
             }
+            // The WAIT fails, sent or not.
+            ConnectionKind::Wait(number) => number.into_iter().collect(),
+        };
+        let fail_all = |this: &mut Self, world: &mut World| {
+            for &request in &requests {
+                this.deliver(request, world.now, &response, world);
+            }
+        };
+        if self.tells_machines_first {
+            fail_all(self, world);
+        }
+        if let ConnectionKind::Shared(number) = kind {
             let now = self.inputs.now(world.now);
-            if was_ready {
+            if is_ready {
                 self.links.handle_closed(node, number, now);
             } else {
                 self.links.handle_connect_failed(node, number, error, now);
             }
             self.drive_links(world);
         }
-        for request in requests {
-            self.deliver(request, world.now, &response, world);
+        if !self.tells_machines_first {
+            fail_all(self, world);
         }
         self.settle(world);
     }
 
-    fn set_timer(&mut self, timer: u64, at: Option<Moment>, world: &mut World) {
+    fn set_timer(&mut self, timer: Timer, at: Option<Moment>, world: &mut World) {
         let Some(at) = at.and_then(|at| self.inputs.clock.when(at, world.now)) else {
             self.timers.remove(&timer);
             return;
@@ -176,22 +191,20 @@ impl Process {
     }
 
     /// Handles a timer that fires, unless the timer was set to another time since.
-    pub(super) fn time_out(&mut self, timer: u64, world: &mut World) {
+    pub(super) fn time_out(&mut self, timer: Timer, world: &mut World) {
         if self.timers.get(&timer).is_some_and(|&at| at <= world.now) {
             self.timers.remove(&timer);
             world.activity += 1;
             match timer {
-                LINKS => self.links_time_out(world),
-                CONNECTIONS.. => {
-                    let conn = usize::try_from(timer - CONNECTIONS).expect("an index");
-                    if self.connections.is_connecting(conn) {
-                        world.close(conn);
-                        self.lose(conn, "connecting took too long", world);
-                    }
+                Timer::Links => self.links_time_out(world),
+                Timer::Connection(conn) if self.connections.is_connecting(conn) => {
+                    world.send_up(conn, Up::Close);
+                    self.lose(conn, "connecting took too long", world);
                 }
-                _ if self.facts.spins(timer, &self.shard, world) => return,
-                _ => {
-                    self.shard.handle_timeout(timer, &mut self.inputs.context(world.now));
+                Timer::Connection(_) => {}
+                Timer::Machine(machine) if self.spins(machine, world) => return,
+                Timer::Machine(machine) => {
+                    self.shard.handle_timeout(machine, &mut self.inputs.context(world.now));
                     self.act(world);
                 }
             }
@@ -209,19 +222,20 @@ impl Process {
         if call.renews {
             self.shard.renew(number);
         }
-        self.facts.begin_call(number, call, wait, &self.inputs, world);
+        self.record_call(number, call, wait, world);
         self.act(world);
+        self.settle(world);
         number
     }
 
     pub(super) fn cancel(&mut self, call: u64, world: &mut World) {
-        if !self.facts.is_unended(call) {
+        if !self.facts.calls.contains_key(&call) {
             return;
         }
         trace!(world, "p{}/{call} is cancelled", self.index);
         self.shard.cancel(call, &mut self.inputs.context(world.now));
         self.act(world);
-        self.facts.record_cancel(call);
+        self.facts.calls.remove(&call);
         self.settle(world);
     }
 
@@ -236,38 +250,40 @@ impl Process {
         }
         let extend = if downgrades { Shard::downgrade } else { Shard::extend };
         let round = extend(&mut self.shard, number, &mut ctx);
-        self.facts.begin_round(number, round);
+        if let Some(lock) = self.facts.locks.get_mut(&number) {
+            lock.awaited_round = round;
+        }
         self.act(world);
         self.settle(world);
         true
     }
 
-    /// Releases a lock. The `caller`, if any, waits for the result.
-    pub(super) fn release(&mut self, number: u64, caller: Option<usize>, world: &mut World) {
-        let Some(hold) = self.shard.hold(number) else { return };
-        let (token, spec) = (hold.token(), Arc::clone(hold.spec()));
+    /// Releases a lock. Returns the number of the release, for whose verdict a caller may wait.
+    pub(super) fn release(
+        &mut self,
+        lock: u64,
+        is_awaited: bool,
+        world: &mut World,
+    ) -> Option<u64> {
+        let release = if is_awaited { Shard::release } else { Shard::drop_lock };
         let mut ctx = self.inputs.context(world.now);
-        let released = match caller {
-            Some(_) => self.shard.release(number, &mut ctx),
-            None => self.shard.drop_lock(number, &mut ctx),
-        };
-        let Some((ownership, release)) = released else { return };
-        self.facts.record_release(number, token, ownership, world);
-        let is_held = !matches!(ownership, Ownership::Lost(_));
-        self.facts.begin_release(release, caller, is_held, &spec, (&self.inputs, world));
-        self.forget(number, world);
+        let (ownership, release) = release(&mut self.shard, lock, &mut ctx)?;
+        self.record_release(lock, (release, ownership), is_awaited, world);
+        self.forget(lock, world);
+        Some(release)
     }
 
-    /// Detaches a lock. Returns its token and its description, unless the lock is lost.
-    pub(super) fn detach(&mut self, lock: u64, world: &mut World) -> Option<(Token, Arc<Spec>)> {
+    /// Detaches a lock. Unless it is lost, another caller may attach it.
+    pub(super) fn detach(&mut self, number: u64, world: &mut World) {
+        let Some(lock) = self.lock(number) else { return };
         // A permit is attached as a lock of its key.
-        let spec = Spec { any: None, ..(**self.shard.hold(lock)?.spec()).clone() };
-        let detached = self.shard.detach(lock, &mut self.inputs.context(world.now));
+        let spec = Spec { any: None, ..(**lock.hold.spec()).clone() };
+        let key_set = lock.call.key_set;
+        let detached = self.shard.detach(number, &mut self.inputs.context(world.now));
         let left = detached.map(|(_, left)| left);
-        trace!(world, "p{}/{lock} detaches: {left:?}", self.index);
-        world.notes.push(Note::Detached(MachineId { process: self.index, number: lock }));
-        self.forget(lock, world);
-        detached.map(|(token, _)| (token, Arc::new(spec)))
+        trace!(world, "p{}/{number} detaches: {left:?}", self.index);
+        world.detached.extend(detached.map(|(token, _)| (key_set, token, Arc::new(spec))));
+        self.forget(number, world);
     }
 
     fn forget(&mut self, lock: u64, world: &mut World) {
@@ -278,7 +294,7 @@ impl Process {
     }
 
     fn deliver(&mut self, number: u64, sent: Ns, response: &Response, world: &mut World) {
-        self.facts.record_answer(number, sent, response, &self.shard, world);
+        self.record_response(number, sent, response, world);
         self.shard.handle_response(number, response, &mut self.inputs.context(world.now));
         self.act(world);
     }
@@ -286,51 +302,41 @@ impl Process {
     /// Carries out the actions of the shard.
     fn act(&mut self, world: &mut World) {
         while let Some(action) = self.shard.poll() {
-            let (shard, inputs) = (&self.shard, &self.inputs);
             match action {
                 ShardAction::Send { number, machine, node, connection, request, spec } => {
-                    self.facts.record_request(machine, node, &request, world);
+                    self.record_request(machine, node, &request, world);
                     if let Some(conn) = self.connections.shared(node, connection) {
-                        let sent = (number, world.now);
-                        self.connections.send(conn, sent, request, spec, world);
+                        self.connections.request(conn, number, Packet { request, spec }, world);
                     } else {
                         let lost = Response::Failed(NodeError::connection_lost());
                         self.local_responses.push_back((number, lost));
                     }
                 }
                 ShardAction::Wait { number, node } => self.start_wait(number, node, world),
-                ShardAction::StopWaiting(number) => {
-                    if let Some(conn) = self.connections.of_wait(number) {
-                        self.connections.free(conn, world);
-                    }
-                }
+                ShardAction::StopWaiting(number) => self.connections.stop_waiting(number, world),
                 ShardAction::Timer(machine, at) => {
-                    self.facts.record_timer(machine, at, shard);
-                    self.set_timer(machine, at, world);
+                    self.record_timer(machine, at);
+                    self.set_timer(Timer::Machine(machine), at, world);
                 }
                 ShardAction::Suspect { node, connection } => {
                     self.suspicions.push_back((node, connection));
                 }
                 ShardAction::Acquired { call: lock, .. } => {
-                    self.timers.remove(&lock);
-                    self.results.extend(self.facts.record_grant(lock, shard, inputs, world));
+                    self.timers.remove(&Timer::Machine(lock));
+                    self.record_grant(lock, world);
                 }
-                ShardAction::Failed { call, failure } => {
-                    self.results.extend(self.facts.record_failure(call, &failure, inputs, world));
-                }
+                ShardAction::Failed { call, failure } => self.record_failure(call, failure, world),
                 ShardAction::Extended { lock, round, verdict } => {
-                    self.results.extend(self.facts.record_extension(lock, round, verdict, world));
+                    self.record_extension(lock, round, verdict, world);
                 }
                 ShardAction::Repaired(_) => {}
                 ShardAction::Releases { release, by } => {
-                    self.facts.record_own_release(release, by, shard, inputs, world);
+                    self.record_own_release(release, by, world);
                 }
-                ShardAction::Released(release) => {
-                    self.results.extend(self.facts.record_verdict(release, inputs, world));
-                }
+                ShardAction::Released(release) => self.record_verdict(release, world),
                 ShardAction::ReleaseOver(number) => {
                     if let Some(release) = self.shard.take_release(number) {
-                        self.facts.record_release_over(number, &release, &self.shard, world);
+                        self.record_release_over(number, &release, world);
                     }
                 }
             }
@@ -344,7 +350,7 @@ impl Process {
         }
         let conn = self.connections.connect(node, ConnectionKind::Wait(Some(number)), world);
         let due = self.inputs.now(world.now).plus(limits::HANDSHAKE);
-        self.set_timer(CONNECTIONS + conn as u64, Some(due), world);
+        self.set_timer(Timer::Connection(conn), Some(due), world);
     }
 
     /// Sends a WAIT through its connection, if a machine still needs it.
@@ -353,16 +359,15 @@ impl Process {
         let mut ctx = self.inputs.context(world.now);
         match self.shard.handle_wait_connection(number, &mut ctx) {
             Some((request, spec)) => {
-                self.facts.record_wait(machine, request.token, world);
-                let sent = (number, world.now);
-                self.connections.send(conn, sent, request, spec, world);
+                self.record_own_token(machine, request.token, world);
+                self.connections.request(conn, number, Packet { request, spec }, world);
             }
             None => self.connections.free(conn, world),
         }
     }
 
     /// Handles all local responses and suspicions that the last event left behind.
-    pub(super) fn settle(&mut self, world: &mut World) {
+    fn settle(&mut self, world: &mut World) {
         loop {
             if let Some((number, response)) = self.local_responses.pop_front() {
                 self.deliver(number, world.now, &response, world);
@@ -376,16 +381,8 @@ impl Process {
         }
     }
 
-    pub(super) fn lock(&self, number: u64) -> Option<Lock<'_>> {
-        self.facts.lock(number, &self.shard)
-    }
-
     /// Returns whether the process has no state machine and no WAIT.
     pub(super) fn is_idle(&self) -> bool {
         self.shard.is_idle() && !self.connections.has_waits()
-    }
-
-    pub(super) fn describe(&self) -> String {
-        format!("{:?}", self.shard)
     }
 }

@@ -16,7 +16,7 @@ use super::events::{Event, Message};
 use super::host::{Host, State};
 use super::mutant::Broken;
 use super::network::{Direction, Network, Path};
-use super::plan::{FaultKind, Plan, WALL_OFFSET_US};
+use super::plan::{COMMANDS_MAX, FaultKind, Plan, TTL_MAX_MS, WALL_OFFSET_US};
 use super::process::Process;
 use super::world::World;
 use super::{Mutant, Report};
@@ -34,13 +34,8 @@ struct Simulation {
     /// What each process has not read yet, because it was paused.
     backlogs: Vec<Backlog>,
     checks: Checks,
-    /// When callers stopped making new calls; `None` before that.
-    ended_at: Option<Ns>,
-    /// When all calls and all faults had ended; `None` before that.
-    quiet_at: Option<Ns>,
-    /// The activity of the world at `quiet_at`.
-    activity_when_quiet: u64,
-    events: u64,
+    /// When all calls and all faults had ended, and the activity of the world until then.
+    quiet: Option<(Ns, u64)>,
 }
 
 #[derive(Default)]
@@ -62,10 +57,10 @@ impl Simulation {
         let mut rng = StdRng::seed_from_u64(plan.seed ^ 0x5eed);
         let paths = plan.paths.iter().map(|&(base, jitter)| Path::new(base, jitter)).collect();
         let settings = |node: usize| Settings {
-            max_ttl: Ttl::from_ms(plan.rejoin_delay_ms).expect("a plan has a sensible ttl"),
+            max_ttl: Ttl::from_ms(TTL_MAX_MS).expect("a plan has a sensible ttl"),
             rejoin_delay_ms: match plan.mutant {
                 Some(Mutant::NoAbstention) => 0,
-                _ => plan.rejoin_delay_ms,
+                _ => TTL_MAX_MS,
             },
             max_clock_skew_ms: plan.max_clock_skew_ms,
             max_waiters: plan.max_waiters,
@@ -95,17 +90,7 @@ impl Simulation {
         let (processes, callers) = processes.unzip();
         let backlogs = (0..plan.processes).map(|_| Backlog::default()).collect();
         let checks = Checks::new(&plan);
-        let mut this = Self {
-            world,
-            processes,
-            callers,
-            backlogs,
-            checks,
-            ended_at: None,
-            quiet_at: None,
-            activity_when_quiet: 0,
-            events: 0,
-        };
+        let mut this = Self { world, processes, callers, backlogs, checks, quiet: None };
         this.begin(&mut rng);
         this
     }
@@ -130,16 +115,16 @@ impl Simulation {
     fn run(mut self) -> Report {
         while let Some((at, event)) = self.world.events.pop() {
             self.world.now = at;
-            self.events += 1;
+            self.world.report.events += 1;
             self.happen(event);
             if !self.world.notes.is_empty() {
                 self.checks.check_notes(&mut self.world, &self.processes);
             }
-            if self.world.violation.is_some() || self.finish_if_over() {
+            if self.world.report.violation.is_some() || self.finish_if_over() {
                 break;
             }
         }
-        self.report()
+        Report { lasted: Duration::from_nanos(self.world.now), ..self.world.report }
     }
 
     fn happen(&mut self, event: Event) {
@@ -178,7 +163,7 @@ impl Simulation {
         let (callers, backlog) = (&mut self.callers[process], &mut self.backlogs[process]);
         let (process, world) = (&mut self.processes[process], &mut self.world);
         let is_timer = matches!(event, Event::Timer { .. });
-        if process.facts.is_paused() || backlog.is_read_later && !is_timer {
+        if process.is_paused() || backlog.is_read_later && !is_timer {
             backlog.events.push_back(event);
             return;
         }
@@ -278,7 +263,7 @@ impl Simulation {
         }
         process.facts.pauses -= 1;
         process.facts.resumed_at = self.world.now;
-        if !process.facts.is_paused() {
+        if !process.is_paused() {
             trace!(self.world, "p{index} goes on");
             // A runtime handles the timers before it has read the sockets.
             let is_timer = |event: &Event| matches!(event, Event::Timer { .. });
@@ -294,7 +279,7 @@ impl Simulation {
 
     /// Handles what arrived while the process was paused, or since it goes on.
     fn read_backlog(&mut self, index: usize) {
-        if self.processes[index].facts.is_paused() {
+        if self.processes[index].is_paused() {
             return;
         }
         for event in std::mem::take(&mut self.backlogs[index]).events {
@@ -306,23 +291,21 @@ impl Simulation {
         self.checks.sample(&mut self.world, &self.processes);
         let plan = Arc::clone(&self.world.plan);
         let world = &mut self.world;
-        let is_over = world.now >= WARM_UP + plan.length || world.commands >= plan.commands_max;
-        if is_over && !world.is_ending {
+        let is_over = world.now >= WARM_UP + plan.length || world.report.commands >= COMMANDS_MAX;
+        if is_over && world.ended_at.is_none() {
             trace!(world, "no more calls are made");
-            world.is_ending = true;
-            self.ended_at = Some(world.now);
+            world.ended_at = Some(world.now);
         }
-        if world.is_ending && world.now >= plan.faults_end() {
+        if world.ended_at.is_some() && world.now >= plan.faults_end() {
             for (process, callers) in self.processes.iter_mut().zip(&mut self.callers) {
-                if !process.facts.is_paused() {
+                if !process.is_paused() {
                     callers.end(process, &mut self.world);
                     callers.go_on(process, &mut self.world);
                 }
             }
-            if self.quiet_at.is_none() && self.callers.iter().all(Callers::are_finished) {
+            if self.quiet.is_none() && self.callers.iter().all(Callers::are_finished) {
                 trace!(self.world, "all calls are over");
-                self.quiet_at = Some(self.world.now);
-                self.activity_when_quiet = self.world.activity;
+                self.quiet = Some((self.world.now, self.world.activity));
             }
         }
         let next = self.world.now + SAMPLE_EVERY;
@@ -331,8 +314,8 @@ impl Simulation {
 
     fn finish_if_over(&mut self) -> bool {
         let plan = &self.world.plan;
-        let longest = plan.ttl_max().max(plan.rejoin_delay_ms * MS);
-        if let Some(quiet_at) = self.quiet_at {
+        let longest = TTL_MAX_MS * MS;
+        if let Some((quiet_at, activity_before)) = self.quiet {
             // A request may be in flight for long, and be granted after all calls have ended.
             let last_grant_at = quiet_at.max(self.world.last_lease_at);
             if self.world.now >= last_grant_at + longest * 102 / 100 + 3 * SECOND {
@@ -340,7 +323,7 @@ impl Simulation {
                 let seconds = (self.world.now - quiet_at) / SECOND + 1;
                 let paths = self.world.plan.nodes * self.world.plan.processes;
                 let sources = (paths + 4) as u64;
-                let activity = self.world.activity - self.activity_when_quiet;
+                let activity = self.world.activity - activity_before;
                 // The limit is high because a RELEASE that may have overtaken its ACQUIRE is
                 // repeated until the ttl is over.
                 if activity > 1000 * sources + seconds * sources * 2 {
@@ -350,28 +333,14 @@ impl Simulation {
                 }
                 return true;
             }
-        } else if let Some(ended_at) = self.ended_at
+        } else if let Some(ended_at) = self.world.ended_at
             && self.world.now > ended_at.max(plan.faults_end()) + 120 * SECOND
         {
             let busy = self.processes.iter().find(|process| !process.is_idle());
-            let what = busy.map(Process::describe);
-            let what = what.unwrap_or_else(|| "no caller is left".to_owned());
-            self.world.violate(format!("calls do not end: {what}"));
+            let what = busy.map(|process| &process.shard);
+            self.world.violate(format!("calls do not end: {what:?}"));
             return true;
         }
         false
-    }
-
-    fn report(self) -> Report {
-        Report {
-            seed: self.world.plan.seed,
-            violation: self.world.violation,
-            locks: self.world.locks,
-            most_together: self.world.most_together,
-            commands: self.world.commands,
-            events: self.events,
-            lasted: Duration::from_nanos(self.world.now),
-            trace: self.world.trace.unwrap_or_default(),
-        }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use quorlock_core::client::{Spec, Token};
 
+use super::Report;
 use super::claims::Claims;
 use super::clock::Ns;
 use super::events::Events;
@@ -16,11 +17,11 @@ use super::plan::Plan;
 /// Writes a line of the trace, if it was requested.
 macro_rules! trace {
     ($world:expr, $($line:tt)*) => {
-        if let Some(lines) = &mut $world.trace {
+        if $world.is_traced {
             use std::fmt::Write as _;
             let (now, ms) = ($world.now, $crate::fleet::clock::MS);
-            let _ = write!(lines, "{:>8}.{:06} ", now / ms, now % ms);
-            let _ = writeln!(lines, $($line)*);
+            let _ = write!($world.report.trace, "{:>8}.{:06} ", now / ms, now % ms);
+            let _ = writeln!($world.report.trace, $($line)*);
         }
     };
 }
@@ -32,8 +33,9 @@ pub(super) struct World {
     pub(super) network: Network,
     pub(super) hosts: Vec<Host>,
     pub(super) claims: Claims,
-    /// One line for each important event; `None` unless a trace was requested.
-    pub(super) trace: Option<String>,
+    pub(super) report: Report,
+    /// Whether the report gets a line for each important event.
+    pub(super) is_traced: bool,
     /// Facts about the present event. The checkers take them at its end.
     pub(super) notes: Vec<Note>,
     /// Locks that no caller has attached yet: their set of keys, token and description.
@@ -46,17 +48,11 @@ pub(super) struct World {
     pub(super) revocations: Vec<(usize, usize, Ns)>,
     /// For a token and a node: when the node first answered that the lock is revoked.
     pub(super) revoked_answers: Vec<(Token, usize, Ns)>,
-    /// The first violation.
-    pub(super) violation: Option<String>,
-    /// Whether callers start no new calls.
-    pub(super) is_ending: bool,
-    pub(super) commands: u64,
+    /// When callers stopped making new calls; `None` before that.
+    pub(super) ended_at: Option<Ns>,
     /// Number of timers of processes that fired, and of messages that arrived at hosts.
     pub(super) activity: u64,
     pub(super) last_lease_at: Ns,
-    /// Largest number of locks of one set of keys that were held at the same time.
-    pub(super) most_together: usize,
-    pub(super) locks: u64,
 }
 
 impl World {
@@ -72,20 +68,17 @@ impl World {
             hosts,
             network,
             claims: Claims::new(plan.nodes, plan.names.len()),
-            trace: is_traced.then(String::new),
+            report: Report { seed: plan.seed, ..Report::default() },
+            is_traced,
             notes: Vec::new(),
             detached: Vec::new(),
             ended_by_operator: Vec::new(),
             ended_on_majority: Vec::new(),
             revocations: Vec::new(),
             revoked_answers: Vec::new(),
-            violation: None,
-            is_ending: false,
-            commands: 0,
+            ended_at: None,
             activity: 0,
             last_lease_at: 0,
-            most_together: 0,
-            locks: 0,
             plan: Arc::clone(plan),
         }
     }
@@ -99,7 +92,7 @@ impl World {
     /// Records a violation if it is the first one.
     pub(super) fn violate(&mut self, what: String) {
         trace!(self, "VIOLATION: {what}");
-        self.violation.get_or_insert(what);
+        self.report.violation.get_or_insert(what);
     }
 
     /// Formats a token for a trace: its process, its call, and its first characters.
