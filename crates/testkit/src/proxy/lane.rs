@@ -1,6 +1,6 @@
 use std::future::pending;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -8,7 +8,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::Shared;
-use super::meter::{Meter, RoundTrip};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -40,10 +39,6 @@ pub(super) enum Passage {
 }
 
 impl Faults {
-    pub(super) fn lane(&self, direction: Direction) -> LaneFault {
-        self.lanes[direction as usize]
-    }
-
     pub(super) fn lane_mut(&mut self, direction: Direction) -> &mut LaneFault {
         &mut self.lanes[direction as usize]
     }
@@ -55,22 +50,21 @@ const CHUNK_MAX_BYTES: usize = 16 * 1024;
 pub(super) struct Lane<'a> {
     direction: Direction,
     faults: watch::Receiver<Faults>,
-    meter: &'a Meter,
-    round_trip: &'a RoundTrip,
+    shared: &'a Shared,
+    /// Whether bytes of the connection went to the server, and no bytes to the client since.
+    is_asked: &'a AtomicBool,
 }
 
 /// Bytes that wait until they are forwarded, or until this value is dropped.
 struct Chunk<'a> {
     arrived_at: Instant,
     bytes: Vec<u8>,
-    is_passing: bool,
     waiting_bytes: &'a AtomicU64,
 }
 
 impl<'a> Lane<'a> {
-    pub(super) fn new(direction: Direction, shared: &'a Shared, round_trip: &'a RoundTrip) -> Self {
-        let faults = shared.faults.subscribe();
-        Self { direction, faults, meter: &shared.meter, round_trip }
+    pub(super) fn new(direction: Direction, shared: &'a Shared, is_asked: &'a AtomicBool) -> Self {
+        Self { direction, faults: shared.faults.subscribe(), shared, is_asked }
     }
 
     /// Forwards arriving bytes, subject to the current faults, and then the end of the connection.
@@ -80,7 +74,7 @@ impl<'a> Lane<'a> {
         writer: impl AsyncWrite + Unpin,
     ) -> io::Result<()> {
         let (sender, chunks) = mpsc::unbounded_channel();
-        let waiting_bytes = self.meter.waiting_bytes(self.direction);
+        let waiting_bytes = &self.shared.waiting_bytes[self.direction as usize];
         let received = async { Ok(receive(reader, waiting_bytes, sender).await) };
         let (ended_at, (mut lane, mut writer)) =
             tokio::try_join!(received, self.forward(chunks, writer))?;
@@ -98,9 +92,13 @@ impl<'a> Lane<'a> {
     ) -> io::Result<(Self, W)> {
         while let Some(mut chunk) = chunks.recv().await {
             if self.may_pass(chunk.arrived_at).await {
-                chunk.is_passing = true;
-                self.meter.pass(self.direction, chunk.bytes.len(), self.round_trip);
-                writer.write_all(&chunk.bytes).await?;
+                // Counts before it writes, so that a client that has an answer finds it counted.
+                let bytes = chunk.take();
+                let was_asked = self.is_asked.swap(self.direction == Direction::ToServer, Relaxed);
+                if was_asked && self.direction == Direction::ToClient {
+                    self.shared.round_trips.fetch_add(1, Relaxed);
+                }
+                writer.write_all(&bytes).await?;
             }
         }
         Ok((self, writer))
@@ -109,7 +107,8 @@ impl<'a> Lane<'a> {
     /// Waits until what arrived at this time is due. Returns false if the proxy drops it.
     async fn may_pass(&mut self, arrived_at: Instant) -> bool {
         loop {
-            let LaneFault { delay, passage } = self.faults.borrow_and_update().lane(self.direction);
+            let faults = *self.faults.borrow_and_update();
+            let LaneFault { delay, passage } = faults.lanes[self.direction as usize];
             let due = async {
                 match (passage, arrived_at.checked_add(delay)) {
                     // A timer of tokio rounds a time that has come up to the next millisecond.
@@ -141,15 +140,21 @@ async fn receive<'a>(
         let (arrived_at, bytes) = (Instant::now(), buffer[..length].to_vec());
         waiting_bytes.fetch_add(length as u64, Relaxed);
         // A writer that has failed receives nothing more, and its connection ends.
-        let _ = sender.send(Chunk { arrived_at, bytes, is_passing: false, waiting_bytes });
+        let _ = sender.send(Chunk { arrived_at, bytes, waiting_bytes });
     }
     Instant::now()
 }
 
+impl Chunk<'_> {
+    /// Takes the bytes, which wait no longer.
+    fn take(&mut self) -> Vec<u8> {
+        self.waiting_bytes.fetch_sub(self.bytes.len() as u64, Relaxed);
+        std::mem::take(&mut self.bytes)
+    }
+}
+
 impl Drop for Chunk<'_> {
     fn drop(&mut self) {
-        if !self.is_passing {
-            self.waiting_bytes.fetch_sub(self.bytes.len() as u64, Relaxed);
-        }
+        self.take();
     }
 }

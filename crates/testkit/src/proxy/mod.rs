@@ -1,26 +1,25 @@
 //! A proxy in front of one server, which simulates the faults of a network.
 //!
 //! - `lane`: one direction of a connection, and its faults
-//! - `meter`: the traffic
 //! - `session`: one client and its connection to the server
 
 mod lane;
-mod meter;
 mod session;
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use quorlock_localserver::holds_within;
 use redis::{ConnectionAddr, IntoConnectionInfo as _};
 use tokio::runtime;
 use tokio::sync::{oneshot, watch};
 
 pub use self::lane::Direction;
 use self::lane::{Faults, Passage};
-use self::meter::Meter;
 
 /// Time limit for the proxy's thread to close all connections. It normally does so at once.
 const CUT_LIMIT: Duration = Duration::from_secs(5);
@@ -45,7 +44,10 @@ pub struct Proxy {
 struct Shared {
     upstream: ConnectionAddr,
     faults: watch::Sender<Faults>,
-    meter: Meter,
+    open_connections: AtomicUsize,
+    /// By direction.
+    waiting_bytes: [AtomicU64; 2],
+    round_trips: AtomicU64,
 }
 
 impl Proxy {
@@ -64,8 +66,13 @@ impl Proxy {
             Ok(upstream) => upstream.addr().clone(),
             Err(error) => panic!("a proxy cannot connect to {upstream_url}: {error}"),
         };
-        let faults = watch::Sender::new(Faults::default());
-        let shared = Arc::new(Shared { upstream, faults, meter: Meter::default() });
+        let shared = Arc::new(Shared {
+            upstream,
+            faults: watch::Sender::new(Faults::default()),
+            open_connections: AtomicUsize::default(),
+            waiting_bytes: Default::default(),
+            round_trips: AtomicU64::default(),
+        });
         let (stop, stopped) = oneshot::channel();
         match run(Arc::clone(&shared), stopped) {
             Ok((port, thread)) => Self { shared, port, stop: Some(stop), thread: Some(thread) },
@@ -108,7 +115,7 @@ impl Proxy {
     /// When a connection is still open after 5 s.
     pub fn cut(&self) {
         self.shared.faults.send_modify(|faults| faults.cut = true);
-        let closed = self.shared.meter.wait_until_closed(CUT_LIMIT);
+        let closed = holds_within(CUT_LIMIT, || self.connections() == 0);
         assert!(
             closed,
             "the connections of the proxy are not closed after {} ms",
@@ -125,12 +132,12 @@ impl Proxy {
     }
 
     pub fn connections(&self) -> usize {
-        self.shared.meter.open_connections()
+        self.shared.open_connections.load(Acquire)
     }
 
     /// Returns the number of bytes that are delayed or held: neither forwarded nor dropped yet.
     pub fn waiting_bytes(&self, direction: Direction) -> u64 {
-        self.shared.meter.waiting_bytes(direction).load(Relaxed)
+        self.shared.waiting_bytes[direction as usize].load(Relaxed)
     }
 
     /// Returns the number of round trips of all clients.
@@ -138,7 +145,7 @@ impl Proxy {
     /// A round trip ends when bytes are forwarded to a client, after bytes of the same connection
     /// were forwarded to the server. It is counted before the client receives these bytes.
     pub fn round_trips(&self) -> u64 {
-        self.shared.meter.round_trips.load(Relaxed)
+        self.shared.round_trips.load(Relaxed)
     }
 }
 

@@ -1,5 +1,7 @@
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Duration;
 
 use redis::ConnectionAddr;
@@ -9,7 +11,6 @@ use tokio::time::{sleep, timeout};
 
 use super::Shared;
 use super::lane::{Direction, Lane};
-use super::meter::RoundTrip;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
@@ -22,7 +23,7 @@ pub(super) async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
             sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        shared.meter.open();
+        shared.open_connections.fetch_add(1, Relaxed);
         tokio::spawn(serve(client, Open(Arc::clone(&shared))));
     }
 }
@@ -32,7 +33,7 @@ struct Open(Arc<Shared>);
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.meter.close();
+        self.0.open_connections.fetch_sub(1, Release);
     }
 }
 
@@ -44,10 +45,12 @@ async fn serve(mut client: TcpStream, open: Open) {
         _ = faults.wait_for(|faults| faults.cut) => Err(io::ErrorKind::ConnectionReset.into()),
         ended = converse(&mut client, &open.0) => ended,
     };
-    match ended {
-        Ok(()) => drop(client),
-        Err(_) => reset(client),
+    if ended.is_err() {
+        // The other side sees an error then. If this fails, the connection closes normally, and a
+        // client that awaits an answer still fails.
+        let _ = client.set_zero_linger();
     }
+    drop(client);
     // The connection counts as open until it is closed.
     drop(open);
 }
@@ -75,16 +78,9 @@ async fn forward(
     (from_server, to_server): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
 ) -> io::Result<()> {
     let (from_client, to_client) = client.split();
-    let round_trip = RoundTrip::default();
-    let requests = Lane::new(Direction::ToServer, shared, &round_trip);
-    let answers = Lane::new(Direction::ToClient, shared, &round_trip);
+    let is_asked = AtomicBool::default();
+    let requests = Lane::new(Direction::ToServer, shared, &is_asked);
+    let answers = Lane::new(Direction::ToClient, shared, &is_asked);
     tokio::try_join!(requests.run(from_client, to_server), answers.run(from_server, to_client))?;
     Ok(())
-}
-
-/// Closes a connection so that the other side sees an error.
-fn reset(client: TcpStream) {
-    // If that fails, the connection closes normally. A client that awaits an answer still fails.
-    let _ = client.set_zero_linger();
-    drop(client);
 }
