@@ -10,10 +10,10 @@ mod power_cut;
 mod wall_clock;
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
-use quorlock_localserver::{ServerBuilder, StartHook};
+use quorlock_localserver::{Server, ServerBuilder, StartHook};
 use tempfile::TempDir;
 
 pub use self::power_cut::PowerCut;
@@ -76,16 +76,15 @@ impl Preload {
         }
     }
 
-    fn data_file(&self) -> &Path {
-        &self.data_file
-    }
-
-    /// Returns whether a running process has loaded the object.
-    fn is_loaded_by(&self, pid: u32) -> std::io::Result<bool> {
-        // The system resolves links in the paths that it lists.
-        let object = std::fs::canonicalize(&self.object)?;
-        let mapped = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
-        Ok(mapped.contains(&*object.to_string_lossy()))
+    /// Returns whether the server, if it runs, has loaded the object.
+    fn is_loaded_by(&self, server: &Server) -> bool {
+        let is_mapped = || -> std::io::Result<bool> {
+            // The system resolves links in the paths that it lists.
+            let object = std::fs::canonicalize(&self.object)?;
+            let mapped = std::fs::read_to_string(format!("/proc/{}/maps", server.pid()))?;
+            Ok(mapped.contains(&*object.to_string_lossy()))
+        };
+        !server.is_running() || is_mapped().unwrap_or(false)
     }
 }
 

@@ -58,14 +58,13 @@ impl PowerCut {
     #[track_caller]
     pub fn cut(&self, server: &mut Server) -> u64 {
         assert!(
-            !server.is_running() || self.preload.is_loaded_by(server.pid()).unwrap_or(false),
+            self.preload.is_loaded_by(server),
             "the server at {} was started without this PowerCut",
             server.url()
         );
         server.kill();
-        let cut = SyncedSizes::read(self.preload.data_file())
-            .and_then(|synced| synced.cut_files(server.dir()));
-        match cut {
+        let synced = synced_sizes(&self.preload.data_file);
+        match synced.and_then(|synced| cut_files(server.dir(), &synced)) {
             Ok(lost_bytes) => lost_bytes,
             Err(error) => panic!("the files in {} cannot be cut: {error}", server.dir().display()),
         }
@@ -78,9 +77,10 @@ impl PowerCut {
     /// When the record cannot be read.
     #[track_caller]
     pub fn syncs(&self) -> usize {
-        match fs::read_to_string(self.preload.data_file()) {
+        let record = &self.preload.data_file;
+        match fs::read_to_string(record) {
             Ok(lines) => lines.lines().count(),
-            Err(error) => panic!("{} cannot be read: {error}", self.preload.data_file().display()),
+            Err(error) => panic!("{} cannot be read: {error}", record.display()),
         }
     }
 }
@@ -92,57 +92,42 @@ impl Default for PowerCut {
 }
 
 /// Identifies a file independently of its name: inode, and birth in nanoseconds since 1970.
-#[derive(PartialEq, Eq, Hash)]
-struct FileId {
-    inode: u64,
-    birth_ns: u128,
+type FileId = (u64, u128);
+
+fn id_of(metadata: &Metadata) -> FileId {
+    // Where the file system does not know the birth, it is zero, here and in the record.
+    let birth = metadata.created().ok().and_then(|birth| birth.duration_since(UNIX_EPOCH).ok());
+    (metadata.ino(), birth.map_or(0, |birth| birth.as_nanos()))
 }
 
-impl FileId {
-    fn of(metadata: &Metadata) -> Self {
-        // Where the file system does not know the birth, it is zero, here and in the record.
-        let birth = metadata.created().ok().and_then(|birth| birth.duration_since(UNIX_EPOCH).ok());
-        Self { inode: metadata.ino(), birth_ns: birth.map_or(0, |birth| birth.as_nanos()) }
-    }
+/// Reads the size in bytes of each file when it was last synced.
+fn synced_sizes(record: &Path) -> io::Result<HashMap<FileId, u64>> {
+    let parse = |line: &str| -> Option<(FileId, u64)> {
+        let mut words = line.split(' ');
+        let id = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        Some((id, words.next()?.parse().ok()?))
+    };
+    let record = fs::read_to_string(record)?;
+    // Later lines replace earlier ones. A killed writer may leave the last line incomplete.
+    let lines = record.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+    Ok(lines.filter_map(parse).collect())
 }
 
-/// The size in bytes of each file when it was last synced.
-struct SyncedSizes(HashMap<FileId, u64>);
-
-impl SyncedSizes {
-    fn read(record: &Path) -> io::Result<Self> {
-        let parse = |line: &str| -> Option<(FileId, u64)> {
-            let mut words = line.split(' ');
-            let inode = words.next()?.parse().ok()?;
-            let birth_ns = words.next()?.parse().ok()?;
-            Some((FileId { inode, birth_ns }, words.next()?.parse().ok()?))
-        };
-        let record = fs::read_to_string(record)?;
-        // Later lines replace earlier ones. A killed writer may leave the last line incomplete.
-        Ok(Self(
-            record
-                .split_inclusive('\n')
-                .filter_map(|line| parse(line.strip_suffix('\n')?))
-                .collect(),
-        ))
-    }
-
-    /// Cuts the files below a directory back to these sizes. Returns the number of lost bytes.
-    fn cut_files(&self, directory: &Path) -> io::Result<u64> {
-        let mut lost_bytes = 0;
-        for entry in fs::read_dir(directory)? {
-            let entry = entry?;
-            let metadata = entry.metadata()?;
-            if metadata.is_dir() {
-                lost_bytes += self.cut_files(&entry.path())?;
-            } else if metadata.is_file() && entry.file_name() != Server::LOG_NAME {
-                let synced = self.0.get(&FileId::of(&metadata)).copied().unwrap_or(0);
-                if synced < metadata.len() {
-                    File::options().write(true).open(entry.path())?.set_len(synced)?;
-                    lost_bytes += metadata.len() - synced;
-                }
+/// Cuts the files below a directory back to these sizes. Returns the number of lost bytes.
+fn cut_files(directory: &Path, synced: &HashMap<FileId, u64>) -> io::Result<u64> {
+    let mut lost_bytes = 0;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        if metadata.is_dir() {
+            lost_bytes += cut_files(&entry.path(), synced)?;
+        } else if metadata.is_file() && entry.file_name() != Server::LOG_NAME {
+            let synced = synced.get(&id_of(&metadata)).copied().unwrap_or(0);
+            if synced < metadata.len() {
+                File::options().write(true).open(entry.path())?.set_len(synced)?;
+                lost_bytes += metadata.len() - synced;
             }
         }
-        Ok(lost_bytes)
     }
+    Ok(lost_bytes)
 }

@@ -75,7 +75,7 @@ impl WallClock {
         let ns = ms.saturating_mul(NS_PER_MS).to_ne_bytes();
         // The servers have mapped the file, so it must not be truncated. One write of eight aligned
         // bytes replaces the number at once.
-        let file = File::options().write(true).open(self.preload.data_file());
+        let file = File::options().write(true).open(&self.preload.data_file);
         if let Err(error) = file.and_then(|file| file.write_all_at(&ns, 0)) {
             panic!("the file of a wall clock cannot be written: {error}");
         }
@@ -91,7 +91,7 @@ impl WallClock {
 
     /// Returns whether the server, if it runs, was started with this clock.
     pub fn is_read_by(&self, server: &Server) -> bool {
-        !server.is_running() || self.preload.is_loaded_by(server.pid()).unwrap_or(false)
+        self.preload.is_loaded_by(server)
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn clock_that_cannot_be_mapped_ends_the_server() {
         let clock = WallClock::new();
-        let path = clock.preload.data_file();
+        let path = &clock.preload.data_file;
         std::fs::remove_file(path).unwrap();
         let error = Server::builder().wall_clock(&clock).start().unwrap_err();
         let StartError::Exited { log_tail, .. } = &error else { panic!("{error}") };
