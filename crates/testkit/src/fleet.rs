@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, ensure};
 use quorlock_localserver::in_parallel;
 use redis::{Connection, cmd, pipe};
 
-use crate::{Direction, Inject as _, Nodes, PowerCut, Proxy, Server, ServerBuilder, WallClock};
+use crate::{Direction, Inject as _, PowerCut, Proxy, Server, ServerBuilder, WallClock};
 
 /// Nodes to which accidents happen, each behind its networks.
 pub struct Fleet {
@@ -59,14 +59,10 @@ impl Fleet {
         networks: usize,
         mut configure: impl FnMut(usize, ServerBuilder) -> ServerBuilder,
     ) -> Result<Self> {
-        let injectors: Vec<_> = (0..n).map(|_| Injectors::default()).collect();
-        let servers = Nodes::start_with(n, |index, builder| {
-            configure(index, injectors[index].attach(builder))
-        })?;
-        let nodes = servers.into_iter().zip(injectors);
-        let nodes =
-            nodes.map(|(server, injectors)| FleetNode::new(server, networks, injectors)).collect();
-        Ok(Self { nodes, pending: Vec::new() })
+        let builders: Vec<_> =
+            (0..n).map(|index| configure(index, Server::with_module())).collect();
+        let nodes = in_parallel(builders, |builder| FleetNode::start(builder, networks));
+        Ok(Self { nodes: nodes.into_iter().collect::<Result<_>>()?, pending: Vec::new() })
     }
 
     /// Returns the addresses of all nodes behind one network.
@@ -131,13 +127,17 @@ impl Fleet {
     }
 }
 
-impl Injectors {
-    pub fn attach(&self, builder: ServerBuilder) -> ServerBuilder {
-        builder.wall_clock(&self.clock).power_cut(&self.power)
-    }
-}
-
 impl FleetNode {
+    /// Starts a node with injectors.
+    ///
+    /// # Errors
+    /// When the server does not start.
+    pub fn start(builder: ServerBuilder, networks: usize) -> Result<Self> {
+        let injectors = Injectors::default();
+        let builder = builder.wall_clock(&injectors.clock).power_cut(&injectors.power);
+        Ok(Self::new(builder.start()?, networks, injectors))
+    }
+
     pub fn new(server: Server, networks: usize, injectors: Injectors) -> Self {
         let networks = (0..networks).map(|_| Proxy::start(server.url())).collect();
         Self { server, networks, injectors, state: State::Running }

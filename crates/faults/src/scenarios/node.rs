@@ -1,7 +1,8 @@
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use quorlock_testkit::{FleetNode, Injectors, Server, ServerBuilder, info};
+use quorlock_testkit::{FleetNode, Server, ServerBuilder, info};
 use redis::{Cmd, Connection, FromRedisValue, Value};
 
 use crate::wait_until;
@@ -69,10 +70,9 @@ pub(super) struct Node {
 impl Node {
     /// Starts a brand-new node, which votes at once.
     pub(super) fn start(configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Result<Self> {
-        let injectors = Injectors::default();
-        let server = configure(injectors.attach(Server::with_module())).start()?;
-        let connection = server.try_connection()?;
-        Ok(Self { inner: FleetNode::new(server, 0, injectors), connection })
+        let inner = FleetNode::start(configure(Server::with_module()), 0)?;
+        let connection = inner.server.try_connection()?;
+        Ok(Self { inner, connection })
     }
 
     pub(super) fn call<T: FromRedisValue>(&mut self, words: &[&str]) -> Result<T> {
@@ -118,20 +118,20 @@ impl Node {
         self.call(&["LOCK.RELEASE", key, token])
     }
 
-    /// Repeats `attempt` until it is granted. Returns `None` when no attempt is granted by `until`.
-    pub(super) fn retry_until(
+    /// Asks for a lock until it is granted. Returns false if it is not granted by this time.
+    pub(super) fn acquire_until(
         &mut self,
         until: Instant,
-        mut attempt: impl FnMut(&mut Self) -> Result<Answer>,
-    ) -> Result<Option<Held>> {
-        loop {
-            let is_last = Instant::now() >= until;
-            match attempt(self)? {
-                Answer::Granted(held) => return Ok(Some(held)),
-                _ if is_last => return Ok(None),
-                _ => std::thread::sleep(CHECK_INTERVAL),
+        key: &str,
+        ttl: Duration,
+    ) -> Result<bool> {
+        while !self.acquire(key, "another", ttl)?.is_granted() {
+            if Instant::now() >= until {
+                return Ok(false);
             }
+            thread::sleep(CHECK_INTERVAL);
         }
+        Ok(true)
     }
 
     pub(super) fn get(&mut self, key: &str) -> Result<Option<String>> {
@@ -167,9 +167,7 @@ impl Node {
 }
 
 fn command(words: &[&str]) -> Cmd {
-    let mut command = Cmd::new();
-    command.arg(words);
-    command
+    Cmd::new().arg(words).take()
 }
 
 fn ms(ttl: Duration) -> String {

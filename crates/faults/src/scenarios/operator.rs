@@ -12,7 +12,7 @@ use redis::pipe;
 
 use super::MINUTE_S;
 use super::node::{Answer, Held, Node, PATIENCE};
-use super::trial::{GRANTED_WHILE_HELD, LONG_TTL, Trial};
+use super::trial::{LONG_TTL, Trial};
 use crate::wait_until;
 
 const KEY: &str = "key";
@@ -28,7 +28,7 @@ fn node_and_lock(ttl: Duration) -> Result<(Node, Held)> {
 pub(super) fn expired(trial: &mut Trial) -> Result<()> {
     let (mut node, held) = node_and_lock(Duration::from_millis(800))?;
     let _: i64 = node.call(&["EXPIRE", KEY, "0"])?;
-    trial.count_injected();
+    trial.injected += 1;
     if !node.call::<String>(&["INFO", "server"])?.contains("valkey_version:") {
         return check_ended(&mut node, &held, trial);
     }
@@ -36,12 +36,7 @@ pub(super) fn expired(trial: &mut Trial) -> Result<()> {
     // A slow machine may extend too late.
     let is_over = Instant::now() >= held.must_last_until();
     trial.check(extended.is_some() || is_over, "the holder could not extend the lock");
-    let held = extended.unwrap_or(held);
-    let until = held.must_end_by() + PATIENCE;
-    let other = node.retry_until(until, |node| node.acquire(KEY, "another", LONG_TTL))?;
-    let granted_by = Instant::now();
-    trial.check(other.is_some(), "the lock did not end");
-    trial.check(granted_by >= held.must_last_until(), GRANTED_WHILE_HELD);
+    trial.check_ends(&mut node, &extended.unwrap_or(held), Instant::now())?;
     Ok(())
 }
 
@@ -51,7 +46,7 @@ pub(super) fn migrated(trial: &mut Trial) -> Result<()> {
     let mut other = Node::start(ServerBuilder::tcp)?;
     let port = other.inner.server.port().to_string();
     let _: String = node.call(&["MIGRATE", "127.0.0.1", &port, KEY, "0", "5000"])?;
-    trial.count_injected();
+    trial.injected += 1;
     check_ended(&mut node, &held, trial)?;
     let refused = other.acquire(KEY, "another", LONG_TTL)?;
     trial.check(refused.is_refused(), format!("another client was not refused: {refused:?}"));
@@ -76,7 +71,7 @@ pub(super) fn unloaded_and_loaded(trial: &mut Trial) -> Result<()> {
     let held = node.acquire("key", "holder", trial.max_ttl())?.granted()?;
     let _: String = node.call(&["MODULE", "UNLOAD", "lock"])?;
     let unloaded_at = Instant::now();
-    trial.count_injected();
+    trial.injected += 1;
     // Harm of the baseline counts only after the load.
     if trial.is_protected() {
         trial.check(node.get("key")?.as_deref() == Some("holder"), "the key is gone");
@@ -95,16 +90,15 @@ pub(super) fn unloaded_and_loaded(trial: &mut Trial) -> Result<()> {
 
 /// A module that alone knows of a lock cannot be unloaded.
 pub(super) fn unloaded_without_mirrors(trial: &mut Trial) -> Result<()> {
-    let mut node = Node::start(|builder| builder)?;
+    let (mut node, held) = node_and_lock(Duration::from_secs(5))?;
     let _: String = node.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"])?;
-    let held = node.acquire("key", "holder", Duration::from_secs(5))?.granted()?;
     node.step_clock(MINUTE_S)?;
     // EXISTS finds that the key has expired. Both commands run in one turn, so that the module
     // cannot write the mirror again in between.
     let mut unload = pipe();
     unload.exists("key").cmd("MODULE").arg("UNLOAD").arg("lock");
     let unloaded = unload.exec(&mut node.connection);
-    trial.count_injected();
+    trial.injected += 1;
     trial.check(unloaded.is_err(), "the module was unloaded");
     trial.check(node.extend(&held)?.is_some(), "the holder could not extend the lock");
     wait_until(PATIENCE, "the key is written again", || node.exists("key"))?;
@@ -120,11 +114,10 @@ const OLD_TTL: Duration = Duration::from_millis(800);
 /// The module cannot prevent that this client and the holder both hold the lock. While the old
 /// client's key exists, the module does not change it, and grants the lock to no other client.
 pub(super) fn old_client(trial: &mut Trial) -> Result<()> {
-    let mut node = Node::start(|builder| builder)?;
+    let (mut node, held) = node_and_lock(2 * OLD_TTL)?;
     // Otherwise the server may find the expired key before the old client does, and the module
     // would write the key again.
     let _: String = node.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"])?;
-    let held = node.acquire("key", "holder", 2 * OLD_TTL)?.granted()?;
     node.step_clock(MINUTE_S)?;
     let old = node.set_nx("key", "old client", 3 * OLD_TTL)?;
     ensure!(
@@ -134,15 +127,13 @@ pub(super) fn old_client(trial: &mut Trial) -> Result<()> {
     let Answer::Granted(old) = old else {
         bail!("the old client did not find the key gone: {old:?}")
     };
-    trial.count_injected();
+    trial.injected += 1;
     if !trial.is_protected() {
         trial.harm("the old client and the holder both hold the lock");
         return Ok(());
     }
     trial.check(node.extend(&held)?.is_some(), "the holder could not extend the lock");
-    let until = old.must_end_by() + PATIENCE;
-    let other = node.retry_until(until, |node| node.acquire("key", "another", OLD_TTL))?;
-    trial.check(other.is_some(), "the lock did not end");
-    trial.check(Instant::now() >= old.must_last_until(), "the old client's key was removed");
+    // Until its end, the old client's key stays, and keeps others out.
+    trial.check_ends(&mut node, &old, Instant::now())?;
     Ok(())
 }

@@ -22,7 +22,7 @@ pub(super) fn clock_stepped_meanwhile(trial: &mut Trial) -> Result<()> {
     node.inner.injectors.clock.step_ms(MINUTE_S * 1000);
     node.restart(trial.rejoin_delay_ms())?;
     ensure!(!node.exists("key")?, "the key has not expired");
-    trial.count_injected();
+    trial.injected += 1;
     trial.check_abstains(&mut node, &held, cut_at, "start")
 }
 
@@ -42,7 +42,7 @@ pub(super) fn stepped_back_before(trial: &mut Trial) -> Result<()> {
     let cut_at = Instant::now();
     ensure!(lost_bytes > 0, "the server has synced after all");
     node.restart(trial.rejoin_delay_ms())?;
-    trial.count_injected();
+    trial.injected += 1;
     trial.check_abstains(&mut node, &held, cut_at, "start")
 }
 
@@ -52,7 +52,7 @@ pub(super) fn power_cut(trial: &mut Trial, fsync: &str) -> Result<()> {
     let (mut node, mut held, lost_bytes) = cut_after_a_grant(fsync, trial.max_ttl())?;
     let cut_at = Instant::now();
     node.restart(trial.rejoin_delay_ms())?;
-    trial.count_injected();
+    trial.injected += 1;
     if fsync == "always" {
         trial.check(lost_bytes == 0, format!("{lost_bytes} synced bytes were lost"));
         // The key has survived, so the holder can extend the lock even while the node abstains.
@@ -119,7 +119,7 @@ pub(super) fn not_yet_replicated(trial: &mut Trial) -> Result<()> {
     ensure!(!replica.exists("key")?, "the grant was replicated");
     let promoted_at = Instant::now();
     let _: String = replica.call(&["REPLICAOF", "NO", "ONE"])?;
-    trial.count_injected();
+    trial.injected += 1;
     if trial.is_protected() {
         return trial.check_abstains(&mut replica, &held, promoted_at, "promotion");
     }

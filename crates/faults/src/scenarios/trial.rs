@@ -86,10 +86,6 @@ impl Trial {
         self.protected == Protected::Yes
     }
 
-    pub(super) fn count_injected(&mut self) {
-        self.injected += 1;
-    }
-
     pub(super) fn harm(&mut self, what: impl Into<String>) {
         assert!(self.injected > 0, "no accident has happened yet");
         self.harms.push(what.into());
@@ -105,7 +101,7 @@ impl Trial {
     /// Checks a claim of a table of steps.
     fn check_claim(&mut self, name: &str) -> Result<()> {
         let held = claim(name)?.hold_on_a_server();
-        self.count_injected();
+        self.injected += 1;
         if let Err(what) = held {
             self.harm(what);
         }
@@ -115,7 +111,7 @@ impl Trial {
     /// Shows the harm that a claim describes.
     fn show(&mut self, harm: &str) -> Result<()> {
         claim(harm)?.hold_on_a_server().map_err(anyhow::Error::msg)?;
-        self.count_injected();
+        self.injected += 1;
         self.harm(harm);
         Ok(())
     }
@@ -158,13 +154,24 @@ impl Trial {
         if !self.is_protected() {
             return Ok(());
         }
-        let until = held.must_end_by().max(since + max_ttl) + PATIENCE;
-        let granted =
-            node.retry_until(until, |node| node.acquire(&held.key, "another", max_ttl))?;
-        let granted_by = Instant::now();
-        self.check(granted.is_some(), "the node never votes again");
-        self.check(granted_by >= held.must_last_until(), GRANTED_WHILE_HELD);
+        let granted_by = self.check_ends(node, held, since + max_ttl)?;
         self.check(granted_by >= since + max_ttl, "the node voted again too early");
         Ok(())
+    }
+
+    /// Checks that another client can acquire a lock once it has ended, and this time has come, and
+    /// not while the lock is held. Returns the time of the grant.
+    pub(super) fn check_ends(
+        &mut self,
+        node: &mut Node,
+        held: &Held,
+        not_before: Instant,
+    ) -> Result<Instant> {
+        let until = held.must_end_by().max(not_before) + PATIENCE;
+        let is_granted = node.acquire_until(until, &held.key, self.max_ttl())?;
+        let granted_by = Instant::now();
+        self.check(is_granted, "no other client can acquire the lock");
+        self.check(granted_by >= held.must_last_until(), GRANTED_WHILE_HELD);
+        Ok(granted_by)
     }
 }
