@@ -213,17 +213,6 @@ impl FleetNode {
         Ok(())
     }
 
-    /// Returns how many leases outlived their keys since the server started; 0 if it does not
-    /// answer.
-    pub fn saved_leases(&self) -> u64 {
-        let saved = || -> Result<u64> {
-            let connection = &mut self.server.try_connection()?;
-            Ok(info(connection, "lock", "lock_saved_from_clock_step")?
-                + info(connection, "lock", "lock_saved_from_eviction")?)
-        };
-        if self.state == State::Running { saved().unwrap_or_default() } else { 0 }
-    }
-
     /// Cuts the power of the server, and returns the number of lost bytes.
     pub fn cut_power(&mut self) -> u64 {
         self.injectors.power.cut(&mut self.server)

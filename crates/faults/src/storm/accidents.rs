@@ -3,20 +3,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use quorlock_testkit::{Accident, Direction, Disk, Fleet, FleetNode, Incident};
+use quorlock_testkit::{Accident, Direction, Disk, Fleet, Incident};
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom as _, index};
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::clients::RunState;
-use super::{CHECK_INTERVAL, Kind, MAX_TTL, NETWORKS, NODES, Plan};
+use super::{CHECK_INTERVAL, Course, Kind, MAX_TTL, NETWORKS, NODES, Plan};
 
 /// Number of nodes whose clocks may be very wrong: fewer than half, because fences need a
 /// majority whose clocks agree within `lock.max-clock-skew`.
 const BAD_CLOCKS: usize = NODES / 2;
 
-/// Injects incidents while `goes_on`, which receives the elapsed time, and then lets all nodes
-/// recover. Incidents may overlap.
+/// Injects incidents, or none in a calm storm, while `goes_on`, which receives the elapsed time.
+/// Then lets all nodes recover. Incidents may overlap.
 pub(super) fn inject_at_random(
     fleet: &mut Fleet,
     plan: Plan,
@@ -26,21 +26,15 @@ pub(super) fn inject_at_random(
     let mut rng = StdRng::seed_from_u64(plan.seed);
     // Longest time between the starts of two incidents.
     let pause_max = Duration::from_millis(if plan.kind == Kind::Exclusive { 400 } else { 800 });
-    let mut saved = 0;
     let began = Instant::now();
     let mut next_at = began + rng.random_range(Duration::ZERO..=pause_max);
     while goes_on(began.elapsed()) {
         fleet.recover_until(Instant::now())?;
-        if Instant::now() >= next_at {
+        if plan.course == Course::Accidents && Instant::now() >= next_at {
             let mut incident = draw(plan.kind, &mut rng);
             if plan.kind == Kind::Fences {
                 // A node must not start with a wrong clock: it would grant smaller fences.
                 incident.nodes.retain(|&node| !fleet.is_affected(node));
-            }
-            if let Accident::Kill(_) | Accident::Shutdown = incident.accident {
-                // A restart resets the count.
-                let saved_by = |&node: &usize| fleet.nodes[node].saved_leases();
-                saved += incident.nodes.iter().map(saved_by).sum::<u64>();
             }
             let (name, hits) = (incident.accident.name(), fleet.inject(incident)?);
             state.record().accidents.add(name, hits);
@@ -48,10 +42,7 @@ pub(super) fn inject_at_random(
         }
         thread::sleep(CHECK_INTERVAL);
     }
-    fleet.recover_all()?;
-    saved += fleet.nodes.iter().map(FleetNode::saved_leases).sum::<u64>();
-    state.record().counts.add("leases that outlived their keys", usize::try_from(saved)?);
-    Ok(())
+    fleet.recover_all()
 }
 
 /// Draws an incident. Each row begins with how often it is drawn, in percent: for exclusive locks,

@@ -45,7 +45,7 @@ fn compete(role: Role, id: u32, plan: Plan, urls: &[String], state: &RunState) -
     let (enough, tries) =
         if role == Role::Reader { (1, 1) } else { (urls.len() / 2 + 1, urls.len()) };
     let mode = if role == Role::Writer { Mode::Exclusive } else { Mode::Shared };
-    while !state.is_over() {
+    while !state.record().is_over {
         let (key, token) = (plan.kind.key(&mut rng), rng.random::<u128>().to_string());
         let asked = now();
         // In random order, so that chance decides which nodes grant the lock.

@@ -36,17 +36,12 @@ pub struct Record {
     pub(super) waits: Vec<Duration>,
     /// Calls that ended without a lock, by reason.
     pub failed_calls: Counts,
-    /// Other things that happened.
-    pub(super) counts: Counts,
+    pub(super) lost_early: usize,
 }
 
 impl RunState {
     pub(super) fn record(&self) -> MutexGuard<'_, Record> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn is_over(&self) -> bool {
-        self.record().is_over
     }
 
     /// Records a hold, unless it is empty: its client knew of the lock only when the lock might
@@ -158,7 +153,7 @@ struct Client {
 
 impl Client {
     async fn run(mut self) {
-        while !self.state.is_over() {
+        while !self.state.record().is_over {
             let asked = now();
             match self.builder().acquire().await {
                 Ok(lock) => self.hold(lock, asked).await,
@@ -203,8 +198,7 @@ impl Client {
             match lock.extend().await {
                 Ok(()) => until = held_until(&lock),
                 Err(ExtendError::Lost { .. }) => {
-                    let lost_early = usize::from(now() < until);
-                    self.state.record().counts.add("locks lost early", lost_early);
+                    self.state.record().lost_early += usize::from(now() < until);
                     break;
                 }
                 // The validity is the same as before.

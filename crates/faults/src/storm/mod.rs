@@ -173,7 +173,10 @@ fn run_course(
     state: &RunState,
     mut progress: impl FnMut(Duration, usize),
 ) -> Result<()> {
-    let shows_harm = || plan.protected == Protected::No && outcome::has_harm(plan, state);
+    let shows_harm = || {
+        let holds = || state.record().holds.clone();
+        plan.protected == Protected::No && !outcome::harm(plan, &holds()).is_empty()
+    };
     if plan.is_orderly() {
         wait_until(LIMIT, "the clients are at work", || {
             Ok(state.record().holds.len() >= AT_WORK || shows_harm())
@@ -183,7 +186,7 @@ fn run_course(
     }
     state.record().began = now();
     let mut report_at = PROGRESS_INTERVAL;
-    let mut goes_on = |elapsed: Duration| {
+    let goes_on = |elapsed: Duration| {
         if elapsed >= report_at {
             progress(elapsed, state.record().holds.len());
             report_at += PROGRESS_INTERVAL;
@@ -194,16 +197,9 @@ fn run_course(
         (elapsed < plan.duration || needs_modes) && !shows_harm()
     };
     match plan.course {
-        Course::Calm => {
-            let began = Instant::now();
-            while goes_on(began.elapsed()) {
-                thread::sleep(CHECK_INTERVAL);
-            }
-            Ok(())
-        }
         Course::OneDown => stop_each(fleet, plan, Accident::Kill(Disk::Kept), state),
         Course::OnePaused => stop_each(fleet, plan, Accident::Pause, state),
-        Course::Accidents => inject_at_random(fleet, plan, state, goes_on),
+        Course::Calm | Course::Accidents => inject_at_random(fleet, plan, state, goes_on),
     }
 }
 
@@ -213,23 +209,24 @@ fn stop_each(fleet: &mut Fleet, plan: Plan, accident: Accident, state: &RunState
     let count_in_part = || {
         let from = now();
         thread::sleep(part);
-        state.record().holds.iter().filter(|hold| (from..now()).contains(&hold.from)).count()
+        let record = state.record();
+        u32::try_from(record.holds.iter().filter(|hold| (from..now()).contains(&hold.from)).count())
     };
     for node in &mut fleet.nodes {
         let started = Instant::now();
         let before = loop {
-            match count_in_part() {
+            match count_in_part()? {
                 0 => ensure!(started.elapsed() < LIMIT, "no lock was granted before the accident"),
                 count => break count,
             }
         };
         ensure!(node.inject(accident, 0)?, "the accident was not injected");
-        let without = count_in_part();
+        let without = count_in_part()?;
         node.recover(accident, 0)?;
         wait_until(LIMIT, "a node votes again", || votes(&node.server))?;
         let mut record = state.record();
         record.accidents.add(accident.name(), 1);
-        record.without_one.push(ratio(without, before));
+        record.without_one.push(f64::from(without) / f64::from(before));
     }
     Ok(())
 }
@@ -237,9 +234,4 @@ fn stop_each(fleet: &mut Fleet, plan: Plan, accident: Accident, state: &RunState
 fn votes(server: &Server) -> Result<bool> {
     let info: String = cmd("INFO").arg("lock").query(&mut server.try_connection()?)?;
     Ok(info.contains("lock_state:voting"))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "the counts are far below 2^52")]
-fn ratio(part: usize, whole: usize) -> f64 {
-    part as f64 / whole as f64
 }

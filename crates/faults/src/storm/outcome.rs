@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::clients::{Record, RunState};
+use super::clients::Record;
 use super::{Course, Kind, PERMITS, Plan};
 use crate::Protected;
 use crate::history::{Hold, Mode, disorders, longest_gap, most_at_once, overlaps};
@@ -58,13 +58,8 @@ pub struct Outcome {
     pub harm: Vec<String>,
 }
 
-/// Returns whether the history so far has the harm that a baseline must show.
-pub(super) fn has_harm(plan: Plan, state: &RunState) -> bool {
-    let holds = state.record().holds.clone();
-    !harm(plan, &holds).is_empty()
-}
-
-fn harm(plan: Plan, holds: &[Hold]) -> Vec<String> {
+/// Returns the violations in a history: for a baseline, the harm that it must show.
+pub(super) fn harm(plan: Plan, holds: &[Hold]) -> Vec<String> {
     let is_protected = plan.protected == Protected::Yes;
     let mut harm = Vec::new();
     if is_protected || matches!(plan.kind, Kind::Exclusive | Kind::Shared) {
@@ -169,7 +164,7 @@ impl fmt::Display for Outcome {
         let rule = if protected == Protected::No { ", without the protection" } else { "" };
         let seconds = self.took.as_secs_f64();
         writeln!(f, "{kind:?}, {course:?}{rule}: {seconds:.0} s, seed {seed}")?;
-        let Record { accidents, without_one, failed_calls, counts, .. } = &self.record;
+        let Record { accidents, without_one, failed_calls, lost_early, .. } = &self.record;
         writeln!(f, "  accidents: {accidents}")?;
         let modes = [Mode::Exclusive, Mode::Downgraded, Mode::Shared];
         let [exclusive, downgraded, shared] = modes.map(|mode| self.count(mode));
@@ -185,7 +180,7 @@ impl fmt::Display for Outcome {
             let (mean, each) = (self.mean_without_one(), each.join(", "));
             writeln!(f, "  rate with one node down or paused: {mean:.2} × ({each})")?;
         }
-        writeln!(f, "  calls without a lock: {failed_calls}; also: {counts}")?;
+        writeln!(f, "  calls without a lock: {failed_calls}; locks lost early: {lost_early}")?;
         writeln!(f, "  violations: {}", self.harm.len())?;
         self.harm.iter().take(10).try_for_each(|harm| writeln!(f, "    {harm}"))
     }
