@@ -70,9 +70,8 @@ pub(super) fn known_key(name: &[u8]) -> Option<&'static str> {
 }
 
 /// The number of a client in a text, as the index of its connection.
-pub(super) fn client(number: &str) -> usize {
-    let number: usize = number.parse().unwrap_or_else(|_| panic!("{number:?} names no client"));
-    number - 1
+pub(super) fn client(text: &str) -> usize {
+    number::<usize>(text) - 1
 }
 
 /// Returns the word after the name of an option.

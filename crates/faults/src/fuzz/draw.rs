@@ -294,12 +294,8 @@ impl Draw<'_> {
         u32::from(self.chance(0.25)) % DBS
     }
 
-    fn key(&mut self) -> &'static str {
-        self.one_of(&KEYS)
-    }
-
     fn place(&mut self) -> Place {
-        (self.db(), self.key())
+        (self.db(), self.one_of(&KEYS))
     }
 
     /// Draws 1 to `most` commands. Only the last may block the client.
@@ -336,7 +332,7 @@ impl Draw<'_> {
         let (_, template) = drawn.expect("a table has weights");
         // Without a time for the command, none that needs one is drawn.
         let filled = self.filled(template, db, may_wait);
-        filled.unwrap_or_else(|| Command::new(db, format!("LOCK.INSPECT {}", self.key())))
+        filled.unwrap_or_else(|| Command::new(db, format!("LOCK.INSPECT {}", self.one_of(&KEYS))))
     }
 
     /// Draws a word for each name in braces. Returns `None` as [`Draw::time`] does.
@@ -348,15 +344,15 @@ impl Draw<'_> {
             let (name, after) = part.split_once('}').unwrap_or(("", part));
             let word: String = match name {
                 "key" => {
-                    place.1 = self.key();
+                    place.1 = self.one_of(&KEYS);
                     place.1.into()
                 }
                 "keys" => {
-                    let keys: Vec<_> = (0..=self.below(3)).map(|_| self.key()).collect();
+                    let keys: Vec<_> = (0..=self.below(3)).map(|_| self.one_of(&KEYS)).collect();
                     place.1 = keys.iter().min().copied()?;
                     format!("{} {}", keys.len(), keys.join(" "))
                 }
-                "other" => self.key().into(),
+                "other" => self.one_of(&KEYS).into(),
                 "token" => self.token(place).into(),
                 "value" if self.chance(0.3) => self.token(place).into(),
                 "any token" | "value" => self.one_of(&TOKENS).into(),

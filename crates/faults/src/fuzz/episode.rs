@@ -136,7 +136,7 @@ impl Episode {
         }
         let clients = (0..CLIENTS).map(|_| Wire::connect(&server)).collect::<Result<_>>()?;
         let started = Instant::now();
-        let model = Model::new(config.limits, flavor, now(started, &wall));
+        let model = Model::new(config.limits, flavor, now(started, &wall), false);
         Ok(Self {
             config,
             rng,
@@ -400,33 +400,24 @@ impl Episode {
         replies: &[Option<Value>],
     ) -> Outcome {
         let began = wrap.is_atomic().then_some(began);
-        commands.iter().zip(replies).try_for_each(|(command, reply)| {
-            self.execute((now, began), *client, command, reply.as_ref())
-        })
-    }
-
-    fn execute(
-        &mut self,
-        (now, began): (Now, Option<Now>),
-        client: usize,
-        command: &Command,
-        reply: Option<&Value>,
-    ) -> Outcome {
-        let expected = self.model.execute(now, began, client, command);
-        if let Some((waiter, how)) = command.ended_wait() {
-            return self.end_wait(now, waiter, how, reply);
-        }
-        match (reply, &expected) {
-            // The answer to a client that waits is compared later. The wait may have ended in the
-            // turn in which it began.
-            (Some(reply), Expected::Blocked) => self.clients[client].unread(reply.clone()),
-            (None, Expected::Blocked) => {}
-            (None, _) => {
-                return differ(format!(
-                    "{command}: the client is blocked, the model expects {expected:?}"
-                ));
+        for (command, reply) in commands.iter().zip(replies) {
+            let expected = self.model.execute(now, began, *client, command);
+            if let Some((waiter, how)) = command.ended_wait() {
+                self.end_wait(now, waiter, how, reply.as_ref())?;
+                continue;
             }
-            (Some(reply), _) => self.check_reply(&command.to_string(), &expected, reply)?,
+            match (reply, &expected) {
+                // The answer to a client that waits is compared later. The wait may have ended in
+                // the turn in which it began.
+                (Some(reply), Expected::Blocked) => self.clients[*client].unread(reply.clone()),
+                (None, Expected::Blocked) => {}
+                (None, _) => {
+                    return differ(format!(
+                        "{command}: the client is blocked, the model expects {expected:?}"
+                    ));
+                }
+                (Some(reply), _) => self.check_reply(&command.to_string(), &expected, reply)?,
+            }
         }
         Ok(())
     }
@@ -440,9 +431,7 @@ impl Episode {
     fn end_wait(&mut self, now: Now, client: usize, how: &str, reply: Option<&Value>) -> Outcome {
         if reply != Some(&Value::Int(1)) {
             // The wait ended earlier in the packet, so the client is not blocked any more.
-            if how != "KILL"
-                && (self.model.is_woken(client) || self.model.waiting[client].is_none())
-            {
+            if how != "KILL" && self.model.has_ended_wait(client) {
                 return Ok(());
             }
             return differ(format!("CLIENT {how} was answered {reply:?}"));

@@ -143,23 +143,12 @@ impl Memory {
     fn new(claim: &Claim, flavor: Flavor) -> Self {
         let now =
             Now { monotonic: Monotonic::from_us(1_000_000_000), wall_us: 1_700_000_000_000_000 };
-        Self { model: Model::new(claim.limits, flavor, now), now }
+        Self { model: Model::new(claim.limits, flavor, now, false), now }
     }
 
     fn pass_us(&mut self, us: u64) {
         self.now.monotonic = self.now.monotonic.plus_us(us);
         self.now.wall_us += us;
-    }
-
-    fn execute(&mut self, Packet { client, commands, wrap, .. }: &Packet) {
-        let began = wrap.is_atomic().then_some(self.now);
-        for command in commands {
-            self.model.execute(self.now, began, *client, command);
-            if let Some((waiter, how)) = command.ended_wait() {
-                let answer = self.model.end_wait(self.now, waiter, how);
-                self.model.answered.extend(answer);
-            }
-        }
     }
 }
 
@@ -175,15 +164,21 @@ impl Target for Memory {
     }
 
     fn last_fence(&self, fences: &Fences, place: Place) -> Option<(u64, u64)> {
-        fences.last(place).map(|fence| (fence, fence))
+        fences.largest.get(&place).map(|&fence| (fence, fence))
     }
 
     fn take(&mut self, step: Step) -> Outcome {
         match step {
-            Step::Packet(packet) => {
-                let client = packet.client;
+            Step::Packet(Packet { client, commands, wrap, .. }) => {
                 assert!(self.model.waiting[client].is_none(), "client {} still waits", client + 1);
-                self.execute(&packet);
+                let began = wrap.is_atomic().then_some(self.now);
+                for command in &commands {
+                    self.model.execute(self.now, began, client, command);
+                    if let Some((waiter, how)) = command.ended_wait() {
+                        let answer = self.model.end_wait(self.now, waiter, how);
+                        self.model.answered.extend(answer);
+                    }
+                }
             }
             Step::Pass { ms } => self.pass_us(ms * 1000),
             Step::MoveClock { ms } => {

@@ -72,11 +72,7 @@ pub(super) const MAX_CLOCK_SKEW_MS: u64 = 60_000;
 
 impl Model {
     /// Creates the model of a server that has just started, without keys.
-    pub(super) fn new(limits: Limits, flavor: Flavor, now: Now) -> Self {
-        Self::start(limits, flavor, now, false)
-    }
-
-    fn start(limits: Limits, flavor: Flavor, now: Now, abstains: bool) -> Self {
+    pub(super) fn new(limits: Limits, flavor: Flavor, now: Now, abstains: bool) -> Self {
         let max_ttl = Ttl::from_ms(limits.max_ttl_ms).unwrap_or_else(|error| panic!("{error}"));
         let settings = Settings {
             max_ttl,
@@ -101,7 +97,7 @@ impl Model {
 
     /// Replaces the server by one that has just started, with the same configuration.
     pub(super) fn restart(&mut self, now: Now, abstains: bool) {
-        *self = Self::start(self.limits, self.flavor, now, abstains);
+        *self = Self::new(self.limits, self.flavor, now, abstains);
     }
 
     /// Runs all due events, each at its time.
@@ -509,14 +505,13 @@ impl Model {
 
     /// Reports that the server empties itself and loads its keys again.
     pub(super) fn reload(&mut self, now: Now) {
-        self.note_change(now);
         let events = if self.flavor.flushes_while_loading {
             [ServerEvent::LoadingBegins, ServerEvent::Flush(None)]
         } else {
             [ServerEvent::Flush(None), ServerEvent::LoadingBegins]
         };
         for event in events.into_iter().chain([ServerEvent::LoadingEnds]) {
-            self.server.node.handle_event(now, &event);
+            self.handle_event(now, &event);
         }
     }
 
@@ -569,10 +564,10 @@ impl Model {
         answers
     }
 
-    /// Returns whether the node has ended a client's wait, and the client has no answer yet.
-    pub(super) fn is_woken(&self, client: usize) -> bool {
-        let waiting = self.waiting[client].as_ref();
-        waiting.is_some_and(|waiting| self.server.keys.woken.contains(&waiting.blocked_id))
+    /// Returns whether the node has ended a client's wait, or the client waits no longer.
+    pub(super) fn has_ended_wait(&self, client: usize) -> bool {
+        let is_woken = |waiting: &Waiting| self.server.keys.woken.contains(&waiting.blocked_id);
+        self.waiting[client].as_ref().is_none_or(is_woken)
     }
 
     /// Figures of `INFO lock`. The server must have the first [`FIGURES_OF_SERVER`], too.

@@ -157,16 +157,12 @@ impl Event {
 /// The last fences, by which a reply is `granted`, `again`, `extended` or `raised`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fences {
-    largest: BTreeMap<Place, u64>,
+    pub(super) largest: BTreeMap<Place, u64>,
     of_writers: BTreeMap<Place, u64>,
     of_tokens: BTreeMap<(Place, String), u64>,
 }
 
 impl Fences {
-    pub(super) fn last(&self, place: Place) -> Option<u64> {
-        self.largest.get(&place).copied()
-    }
-
     /// The word for a fence in a reply to this command.
     fn word(
         &mut self,

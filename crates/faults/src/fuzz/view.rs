@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use quorlock_core::node::memory_server::{Name, Value as Stored};
-use quorlock_core::node::{CommandError, FenceError, Holder, Inspected, Mode, Now, Reason};
+use quorlock_core::node::{CommandError, FenceError, Holder, Inspected, Mode, Now};
 use redis::Value;
 
 use super::command::{DBS, KEYS, Place, places};
@@ -19,7 +19,7 @@ pub(super) struct Offsets {
     /// Largest difference of deadlines, in milliseconds: the server is not always on time.
     pub(super) apart_ms: u64,
     /// For each key, maps its last fences in the model to those on the server.
-    seen: BTreeMap<Place, BTreeMap<u64, u64>>,
+    pub(super) seen: BTreeMap<Place, BTreeMap<u64, u64>>,
 }
 
 /// Number of fences that are kept for a key.
@@ -30,10 +30,6 @@ impl Offsets {
     pub(super) fn last(&self, place: Place) -> Option<(u64, u64)> {
         let (model, server) = self.seen.get(&place)?.last_key_value()?;
         Some((*model, *server))
-    }
-
-    pub(super) fn forget(&mut self) {
-        self.seen.clear();
     }
 
     /// Compares a fence of this key with the earlier ones, and keeps it. Fences that are equal in
@@ -183,11 +179,6 @@ fn is_error(expected: &str, error: &str) -> bool {
     words.next() == Some(code) && words.nth(1) == Some(word)
 }
 
-/// Returns the expected ABSTAIN of a replica, in the form of [`error_start`].
-pub(super) fn replica_abstains() -> String {
-    format!("ABSTAIN {}", Reason::Replica.word())
-}
-
 /// Compares a reply of the server with the one that the model expects.
 pub(super) fn compare(
     expected: &Expected,
@@ -259,6 +250,14 @@ fn is_drawn(value: &[u8]) -> bool {
         || value.len() >= UNKNOWN_BYTES && value[..UNKNOWN_BYTES].iter().all(u8::is_ascii_hexdigit)
 }
 
+/// Returns whether both or none are there, and agree.
+fn both<T>(one: Option<T>, other: Option<T>, agree: impl Fn(T, T) -> bool) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => agree(one, other),
+        (one, other) => one.is_none() && other.is_none(),
+    }
+}
+
 /// Ignores the random value of a shared or revoked lock, but compares what APPEND added to it.
 fn same_value(of_model: &[u8], of_server: &[u8]) -> bool {
     if is_drawn(of_model) && is_drawn(of_server) {
@@ -328,20 +327,11 @@ impl View {
             let seen = self.keys.get(&place);
             let tolerance_ms =
                 expected.and_then(|value| value.expires_at_ms).map_or(0, &tolerance_ms);
-            let is_same = match (expected, seen) {
-                (Some(expected), Some(seen)) => {
-                    let is_same_text = match (&expected.text, &seen.text) {
-                        (Some(expected), Some(seen)) => same_value(expected, seen),
-                        (expected, seen) => expected == seen,
-                    };
-                    let is_same_expiry = match (expected.expires_at_ms, seen.expires_at_ms) {
-                        (Some(expected), Some(seen)) => expected.abs_diff(seen) <= tolerance_ms,
-                        (expected, seen) => expected == seen,
-                    };
-                    is_same_text && is_same_expiry
-                }
-                (expected, seen) => expected == seen,
-            };
+            let is_near = |expected: u64, seen: u64| expected.abs_diff(seen) <= tolerance_ms;
+            let is_same = both(expected, seen, |expected, seen| {
+                both(expected.text.as_deref(), seen.text.as_deref(), same_value)
+                    && both(expected.expires_at_ms, seen.expires_at_ms, is_near)
+            });
             if !is_same {
                 let (seen, expected) = (shown_value(seen, now), shown_value(expected, now));
                 return Some(format!(
