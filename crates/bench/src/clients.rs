@@ -81,7 +81,7 @@ impl FailingNodes {
     pub(crate) const NODES: usize = 3;
 
     pub(crate) fn start(behind_proxy: bool) -> anyhow::Result<Self> {
-        let mut servers = start_nodes(Self::NODES)?.into_iter();
+        let mut servers = start_nodes(Self::NODES)?.0.into_iter();
         let first = servers.next().context("there is no node")?;
         let first = FleetNode::new(first, usize::from(behind_proxy), Injectors::default());
         Ok(Self { first, others: servers.collect() })

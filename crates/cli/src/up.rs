@@ -139,7 +139,7 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     signals.next().await;
     if directory.is_some() {
         // A clean shutdown writes the data of the nodes.
-        for node in &mut nodes {
+        for node in nodes.iter_mut() {
             node.shutdown();
         }
     }

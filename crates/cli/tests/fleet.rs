@@ -283,7 +283,7 @@ fn votes(node: &Server) -> bool {
 #[test]
 fn node_is_restarted_only_while_all_others_vote() {
     let mut fleet = Fleet::start();
-    for node in &mut fleet.nodes {
+    for node in fleet.nodes.iter_mut() {
         // From the next start on, a node abstains for a while.
         node.set_arg("lock.max-ttl", 1500);
         node.set_arg("lock.rejoin-delay", -1);

@@ -60,7 +60,8 @@ fn named_file(variable: &str) -> Option<Result<PathBuf, PathBuf>> {
 
 /// Returns where a program finds the module.
 fn expected_modules(executable: &Path) -> Vec<PathBuf> {
-    let workspace = workspace();
+    let this_crate = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let workspace = this_crate.ancestors().nth(2).unwrap_or(this_crate);
     let mut expected = Vec::new();
     if let Some(directory) = output_directory(executable) {
         expected.push(directory.join(MODULE_FILE));
@@ -79,11 +80,6 @@ fn expected_modules(executable: &Path) -> Vec<PathBuf> {
         expected.extend(["release", "debug"].map(|profile| target.join(profile).join(MODULE_FILE)));
     }
     expected
-}
-
-fn workspace() -> PathBuf {
-    let this_crate = Path::new(env!("CARGO_MANIFEST_DIR"));
-    this_crate.ancestors().nth(2).unwrap_or(this_crate).to_path_buf()
 }
 
 /// Returns the directory in which the build of `executable` leaves libraries. The programs of tests

@@ -1,11 +1,11 @@
 use std::ops::{Deref, DerefMut};
-use std::{slice, vec};
+use std::slice;
 
 use crate::{Server, ServerBuilder, StartError, in_parallel};
 
 /// Independent servers with the Quorlock module, over which a quorum is formed.
 #[derive(Debug)]
-pub struct Nodes(Vec<Server>);
+pub struct Nodes(pub Vec<Server>);
 
 impl Nodes {
     /// Starts `n` nodes at the same time.
@@ -54,29 +54,11 @@ impl DerefMut for Nodes {
     }
 }
 
-impl IntoIterator for Nodes {
-    type Item = Server;
-    type IntoIter = vec::IntoIter<Server>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.into_iter()
-    }
-}
-
 impl<'a> IntoIterator for &'a Nodes {
     type Item = &'a Server;
     type IntoIter = slice::Iter<'a, Server>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter()
-    }
-}
-
-impl<'a> IntoIterator for &'a mut Nodes {
-    type Item = &'a mut Server;
-    type IntoIter = slice::IterMut<'a, Server>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter_mut()
     }
 }

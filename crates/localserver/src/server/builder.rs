@@ -36,9 +36,8 @@ enum Module {
 enum Listen {
     #[default]
     Unix,
-    Tcp {
-        port: Option<u16>,
-    },
+    /// On this port, or on any free one.
+    Tcp(Option<u16>),
 }
 
 impl ServerBuilder {
@@ -98,13 +97,13 @@ impl ServerBuilder {
 
     /// Listens on a free port of 127.0.0.1, instead of on a unix socket in its directory.
     pub fn tcp(mut self) -> Self {
-        self.listen = Listen::Tcp { port: None };
+        self.listen = Listen::Tcp(None);
         self
     }
 
     /// Listens on this port of 127.0.0.1, instead of on a unix socket in its directory.
     pub fn tcp_port(mut self, port: u16) -> Self {
-        self.listen = Listen::Tcp { port: Some(port) };
+        self.listen = Listen::Tcp(Some(port));
         self
     }
 
@@ -128,7 +127,7 @@ impl ServerBuilder {
         let directory = Directory::prepare(self.directory.clone())?;
         let address = match self.listen {
             Listen::Unix => Address::unix_in(directory.path()),
-            Listen::Tcp { port } => Address::tcp(port)?,
+            Listen::Tcp(port) => Address::tcp(port)?,
         };
         let mut server = Server { process: None, settings: self, address, directory };
         server.restart()?;

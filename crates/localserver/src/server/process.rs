@@ -11,17 +11,15 @@ const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
 
 /// A child process that is killed and reaped when it is dropped.
 #[derive(Debug)]
-pub(super) struct Process {
-    child: Child,
-}
+pub(super) struct Process(Child);
 
 impl Process {
     pub(super) fn spawn(command: &mut Command) -> io::Result<Self> {
-        Ok(Self { child: command.spawn()? })
+        command.spawn().map(Self)
     }
 
     pub(super) fn id(&self) -> u32 {
-        self.child.id()
+        self.0.id()
     }
 
     /// Returns whether the process has exited. Does not reap it, so no other process can have its
@@ -34,16 +32,13 @@ impl Process {
     pub(super) fn pause(&self) -> io::Result<()> {
         kill_process(self.pid(), Signal::STOP)?;
         // The system reports a child as stopped when the last of its threads has stopped.
-        let stopped = holds_within(SIGNAL_LIMIT, || {
-            self.is_in_state(WaitIdOptions::STOPPED) || self.has_exited()
-        });
-        if !stopped {
-            return Err(io::Error::other(format!(
-                "the process did not stop within {} ms",
-                SIGNAL_LIMIT.as_millis()
-            )));
+        let has_stopped = || self.is_in_state(WaitIdOptions::STOPPED);
+        holds_within(SIGNAL_LIMIT, || has_stopped() || self.has_exited());
+        if has_stopped() {
+            return Ok(());
         }
-        if self.has_exited() { Err(io::Error::other("the process has ended")) } else { Ok(()) }
+        let ms = SIGNAL_LIMIT.as_millis();
+        Err(io::Error::other(format!("the process has ended, or did not stop within {ms} ms")))
     }
 
     pub(super) fn resume(&self) -> io::Result<()> {
@@ -60,11 +55,11 @@ impl Process {
 
     /// Reaps a process that has ended.
     pub(super) fn wait(mut self) -> io::Result<ExitStatus> {
-        self.child.wait()
+        self.0.wait()
     }
 
     fn pid(&self) -> Pid {
-        Pid::from_child(&self.child)
+        Pid::from_child(&self.0)
     }
 
     fn is_in_state(&self, state: WaitIdOptions) -> bool {
@@ -77,7 +72,7 @@ impl Drop for Process {
     fn drop(&mut self) {
         // SIGKILL also ends a paused process. After `wait`, both calls do nothing. Nothing can be
         // done about any other failure.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
