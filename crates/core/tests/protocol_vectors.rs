@@ -16,8 +16,8 @@ use quorlock_core::client::{
 };
 use quorlock_core::node_set::{Admission, AgreedSet, InvalidSet, NodeSet, SetReport, agree};
 use quorlock_core::quorum::{
-    Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, Majority, Moment, ReleaseRound,
-    ReleaseVerdict, Step, Validity, Vote, drift,
+    Acquisition, Extension, ExtensionVerdict, FenceAnswer, KnownBefore, Loss, Majority, Moment,
+    ReleaseRound, ReleaseVerdict, Step, Validity, Vote, drift,
 };
 use quorlock_core::{Fence, NodeError, Ttl};
 use serde_json::{Map, Value};
@@ -365,8 +365,12 @@ fn extension(mut case: Fields) {
     let ttl = Ttl::from_ms(10_000).unwrap();
     let known = case.indexes("known_to_hold");
     let missing = case.indexes("known_to_miss");
-    let mut round =
-        Extension::new(majority(&mut case), NOW, ttl).known_to_hold(known).known_to_miss(missing);
+    let before = |node| match node {
+        _ if known.contains(&node) => KnownBefore::Held,
+        _ if missing.contains(&node) => KnownBefore::Missing,
+        _ => KnownBefore::Nothing,
+    };
+    let mut round = Extension::new(majority(&mut case), NOW, ttl, before);
     let mut verdict = None;
     for (node, held) in answers(&mut case) {
         verdict = verdict.or(round.answer(node, held, NOW));

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::support::scripted::ms;
 use proptest::prelude::*;
 use quorlock_core::quorum::{
-    Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, LossReason, Majority, Moment,
-    Ownership, OwnershipState, Step, Validity, Vote,
+    Acquisition, Extension, ExtensionVerdict, FenceAnswer, KnownBefore, Loss, LossReason, Majority,
+    Moment, Ownership, OwnershipState, Step, Validity, Vote,
 };
 use quorlock_core::{ClientRule, Fence, Ttl, break_rule};
 
@@ -187,9 +187,8 @@ fn lock_is_extended_at_a_third_of_the_ttl_and_more_often_in_doubt() {
 /// A round of three nodes, in which node 0 misses the lock, node 1 has extended it, and node 2 has
 /// not answered.
 fn round_that_awaits_node_2() -> Extension {
-    let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl())
-        .known_to_hold([1, 2])
-        .known_to_miss([0]);
+    let before = |node| if node == 0 { KnownBefore::Missing } else { KnownBefore::Held };
+    let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl(), before);
     round.answer(0, Some(false), at(1));
     round.answer(1, Some(true), at(1));
     round
@@ -213,8 +212,8 @@ fn round_whose_time_is_up_repairs_nothing() {
 #[test]
 fn first_refusal_of_a_node_repairs_nothing() {
     let repaired = || {
-        let mut round =
-            Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_hold([0, 1, 2]);
+        let before = |_| KnownBefore::Held;
+        let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl(), before);
         round.answer(0, Some(true), at(1));
         round.answer(1, Some(true), at(1));
         round.answer(2, Some(false), at(1));

@@ -13,7 +13,8 @@ use super::{
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{
-    Extension, ExtensionVerdict, LossReason, Majority, Moment, Ownership, OwnershipState, Win,
+    Extension, ExtensionVerdict, KnownBefore, LossReason, Majority, Moment, Ownership,
+    OwnershipState, Win,
 };
 use crate::{Answer, Fence, NodeError};
 
@@ -152,17 +153,22 @@ impl HeldNode {
         self.answer == Answer::Refused && !is_in_line || is_late
     }
 
-    /// Whether the node refused, was never sent an ACQUIRE, or answered the grant's ACQUIRE with an
-    /// abstention. An abstention in answer to an extension proves nothing: it comes from a replica,
-    /// which may have the key.
-    fn is_known_to_miss(&self) -> bool {
+    /// What the last answer says, if the server has this incarnation now.
+    ///
+    /// A node misses the lock if it refused, was never sent an ACQUIRE, or answered the grant's
+    /// ACQUIRE with an abstention. An abstention in answer to an extension proves nothing: it comes
+    /// from a replica, which may have the key.
+    fn known(&self, incarnation: u64) -> KnownBefore {
         match self.answer {
-            _ if self.is_doubtful => false,
-            Answer::Refused => true,
-            Answer::Granted(_) => false,
-            _ if self.reach.delivery == Delivery::NotSent => true,
-            Answer::Failed(NodeError::Abstains { .. }) => !self.answered_since,
-            _ => false,
+            _ if self.is_doubtful => KnownBefore::Nothing,
+            Answer::Refused => KnownBefore::Missing,
+            Answer::Granted(_) if self.incarnation == incarnation => KnownBefore::Held,
+            Answer::Granted(_) => KnownBefore::Nothing,
+            _ if self.reach.delivery == Delivery::NotSent => KnownBefore::Missing,
+            Answer::Failed(NodeError::Abstains { .. }) if !self.answered_since => {
+                KnownBefore::Missing
+            }
+            _ => KnownBefore::Nothing,
         }
     }
 }
@@ -292,16 +298,10 @@ impl Hold {
 
     /// The number of nodes that last answered that they hold the lock, and did not restart since.
     pub fn coverage(&self, topology: &Topology) -> usize {
-        self.holding(topology).count()
-    }
-
-    fn holding(&self, topology: &Topology) -> impl Iterator<Item = usize> {
         let holds = |(index, node): &(usize, &HeldNode)| {
-            matches!(node.answer, Answer::Granted(_))
-                && !node.is_doubtful
-                && node.incarnation == topology.incarnation(*index)
+            node.known(topology.incarnation(*index)) == KnownBefore::Held
         };
-        self.nodes.iter().enumerate().filter(holds).map(|(index, _)| index)
+        self.nodes.iter().enumerate().filter(holds).count()
     }
 
     /// Whether other clients may share the lock. A shared lock stays shared.
@@ -351,11 +351,9 @@ impl Hold {
         self.next_round += 2;
         // From now on, extensions repair the nodes that miss the lock.
         self.front_at = None;
-        let is_missing = |node: &usize| self.nodes[*node].is_known_to_miss();
-        let missing: SmallVec<[usize; 5]> = (0..self.nodes.len()).filter(is_missing).collect();
-        let core = Extension::new(ctx.client_state.majority, ctx.now, self.spec.ttl)
-            .known_to_hold(self.holding(ctx.topology))
-            .known_to_miss(missing);
+        let majority = ctx.client_state.majority;
+        let known = |node: usize| self.nodes[node].known(ctx.topology.incarnation(node));
+        let core = Extension::new(majority, ctx.now, self.spec.ttl, known);
         let limit = self.spec.longest_timeout(ctx);
         self.round = Some(Round {
             number,

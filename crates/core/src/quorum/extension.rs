@@ -1,4 +1,4 @@
-use super::majority::{Majority, NoMajority, Tally};
+use super::majority::{Majority, Tally};
 use super::{Moment, Validity};
 use crate::Ttl;
 use crate::mutants::{ClientRule, is_broken};
@@ -25,12 +25,21 @@ pub struct Extension {
     ttl: Ttl,
     verdict: Option<ExtensionVerdict>,
     has_expired: bool,
-    /// Nodes that were known to hold the lock before the round began.
-    known: Vec<bool>,
-    /// Nodes that were known before the round not to hold it.
-    missing: Vec<bool>,
-    /// Nodes for which a repair was returned.
-    repaired: Vec<bool>,
+    /// What was known of each node before the round began.
+    before: Vec<KnownBefore>,
+}
+
+/// What an answer from before a round of extensions says of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KnownBefore {
+    /// Neither that the node held the lock nor that it did not.
+    Nothing,
+    /// The node held the lock, so its extension counts for a repair.
+    Held,
+    /// The node did not hold the lock, so the round may repair it.
+    Missing,
+    /// The round has repaired the node.
+    Repaired,
 }
 
 /// The verdict of an extension round.
@@ -46,31 +55,16 @@ pub enum ExtensionVerdict {
 }
 
 impl Extension {
-    /// Starts a round whose first byte is sent at `sent` or later.
-    pub fn new(majority: Majority, sent: Moment, ttl: Ttl) -> Self {
-        let none = vec![false; majority.nodes()];
-        let (known, missing, repaired) = (none.clone(), none.clone(), none);
-        let tally = Tally::new(majority);
-        Self { tally, sent, ttl, verdict: None, has_expired: false, known, missing, repaired }
-    }
-
-    /// Marks nodes that hold the lock according to an answer from before this round.
-    #[must_use]
-    pub fn known_to_hold(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
-        for node in nodes {
-            self.known[node] = true;
-        }
-        self
-    }
-
-    /// Marks nodes that were known before this round not to hold the lock. Only these nodes are
-    /// repaired.
-    #[must_use]
-    pub fn known_to_miss(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
-        for node in nodes {
-            self.missing[node] = true;
-        }
-        self
+    /// Starts a round whose first byte is sent at `sent` or later. `before` says what was known of
+    /// a node until then.
+    pub fn new(
+        majority: Majority,
+        sent: Moment,
+        ttl: Ttl,
+        before: impl Fn(usize) -> KnownBefore,
+    ) -> Self {
+        let (tally, before) = (Tally::new(majority), (0..majority.nodes()).map(before).collect());
+        Self { tally, sent, ttl, verdict: None, has_expired: false, before }
     }
 
     /// Records whether a node says that the token holds the lock; `None` if the node did not vote.
@@ -93,18 +87,15 @@ impl Extension {
         let verdict = if self.tally.has_majority() {
             let validity = Validity::new(self.sent, self.ttl)
                 .filter(|validity| validity.remaining(now).is_some());
-            Some(validity.map_or(ExtensionVerdict::Uncertain, ExtensionVerdict::Extended))
+            validity.map_or(ExtensionVerdict::Uncertain, ExtensionVerdict::Extended)
+        } else if self.tally.is_refused() {
+            ExtensionVerdict::Lost
+        } else if self.tally.is_out_of_reach() {
+            ExtensionVerdict::Uncertain
         } else {
-            self.tally.no_majority().map(|lost| match lost {
-                NoMajority::Refused => ExtensionVerdict::Lost,
-                NoMajority::Silence => ExtensionVerdict::Uncertain,
-            })
-        };
-        if verdict.is_none() || verdict == self.verdict {
             return None;
-        }
-        self.verdict = verdict;
-        verdict
+        };
+        (self.verdict.replace(verdict) != Some(verdict)).then_some(verdict)
     }
 
     /// Decides the round because the nodes' time is over. Returns the verdict, or `None` if an
@@ -130,9 +121,9 @@ impl Extension {
 
     /// Returns the next node to repair: send it ACQUIRE with the lock's token and fence.
     ///
-    /// Returns, once each, the nodes that were [known to miss](Self::known_to_miss) the lock and
+    /// Returns, once each, the nodes that were known to [miss](KnownBefore::Missing) the lock and
     /// refuse in this round. Returns `None` until a majority extends the lock on nodes that were
-    /// [known to hold](Self::known_to_hold) it.
+    /// known to [hold](KnownBefore::Held) it.
     ///
     /// The caller must not send a repair to a node while an earlier ACQUIRE for the lock may still
     /// be on its way there.
@@ -141,14 +132,19 @@ impl Extension {
         if !early && (!self.is_extended() || self.has_expired) {
             return None;
         }
-        let confirmed = self.tally.yes().filter(|&(node, ())| self.known[node]).count();
+        let was_held = |&(node, ()): &(usize, ())| self.before[node] == KnownBefore::Held;
+        let confirmed = self.tally.yes().filter(was_held).count();
         if !early && confirmed < self.tally.majority().size() {
             return None;
         }
         let any_refusal = early || is_broken(ClientRule::RepairOnFirstRefusal);
-        let is_due = |&node: &usize| !self.repaired[node] && (any_refusal || self.missing[node]);
+        let is_due = |&node: &usize| match self.before[node] {
+            KnownBefore::Missing => true,
+            KnownBefore::Repaired => false,
+            KnownBefore::Nothing | KnownBefore::Held => any_refusal,
+        };
         let node = self.tally.no().find(is_due)?;
-        self.repaired[node] = true;
+        self.before[node] = KnownBefore::Repaired;
         Some(node)
     }
 
@@ -156,8 +152,10 @@ impl Extension {
     ///
     /// Another round can then repair the node.
     pub fn has_found_missing(&self) -> bool {
+        let is_new =
+            |node: usize| matches!(self.before[node], KnownBefore::Nothing | KnownBefore::Held);
         !is_broken(ClientRule::RepairOnFirstRefusal)
             && self.is_extended()
-            && self.tally.no().any(|node| !self.missing[node])
+            && self.tally.no().any(is_new)
     }
 }

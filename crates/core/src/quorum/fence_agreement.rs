@@ -171,10 +171,10 @@ impl Acquisition {
         let validity = self.validity.filter(|validity| {
             validity.remaining(now).is_some_and(|left| left >= self.min_validity)
         });
-        match (self.tally.no_majority(), validity) {
-            (_, None) => self.decide(Step::Lost(Loss::TooLate)),
-            (Some(_), Some(_)) => self.decide(Step::Lost(Loss::NoQuorum)),
-            (None, Some(validity)) => self.agree(validity),
+        match validity {
+            None => self.decide(Step::Lost(Loss::TooLate)),
+            Some(_) if self.tally.is_out_of_reach() => self.decide(Step::Lost(Loss::NoQuorum)),
+            Some(validity) => self.agree(validity),
         }
     }
 

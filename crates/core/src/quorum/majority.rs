@@ -57,15 +57,6 @@ pub(super) struct Tally<Y> {
     ballots: Vec<Ballot<Y>>,
 }
 
-/// Why a majority is out of reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum NoMajority {
-    /// The refusals alone rule out a majority.
-    Refused,
-    /// The refusals alone do not rule out a majority, but with the silent nodes they do.
-    Silence,
-}
-
 impl<Y: Copy> Tally<Y> {
     pub(super) fn new(majority: Majority) -> Self {
         Self { majority, ballots: vec![Ballot::Pending; majority.nodes()] }
@@ -109,28 +100,21 @@ impl<Y: Copy> Tally<Y> {
         ballots.filter(|(_, ballot)| matches!(ballot, Ballot::No)).map(|(node, _)| node)
     }
 
-    pub(super) fn count(&self, matches: impl Fn(&Ballot<Y>) -> bool) -> usize {
-        self.ballots.iter().filter(|ballot| matches(ballot)).count()
-    }
-
     pub(super) fn pending(&self) -> usize {
-        self.count(|ballot| matches!(ballot, Ballot::Pending))
+        self.ballots.iter().filter(|ballot| matches!(ballot, Ballot::Pending)).count()
     }
 
     pub(super) fn has_majority(&self) -> bool {
         self.yes().count() >= self.majority.size()
     }
 
-    /// Why a majority of yes is out of reach; `None` while it can still be reached.
-    pub(super) fn no_majority(&self) -> Option<NoMajority> {
-        let no = self.count(|ballot| matches!(ballot, Ballot::No));
-        let silent = self.count(|ballot| matches!(ballot, Ballot::Silent));
-        if no > self.majority.spare() {
-            Some(NoMajority::Refused)
-        } else if no + silent > self.majority.spare() {
-            Some(NoMajority::Silence)
-        } else {
-            None
-        }
+    /// Whether the refusals alone rule out a majority of yes.
+    pub(super) fn is_refused(&self) -> bool {
+        self.no().count() > self.majority.spare()
+    }
+
+    /// Whether the refusals and the silent nodes rule out a majority of yes.
+    pub(super) fn is_out_of_reach(&self) -> bool {
+        self.yes().count() + self.pending() < self.majority.size()
     }
 }

@@ -17,7 +17,7 @@ mod ownership;
 mod release;
 mod validity;
 
-pub use extension::{Extension, ExtensionVerdict};
+pub use extension::{Extension, ExtensionVerdict, KnownBefore};
 pub use fence_agreement::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
 pub use majority::Majority;
 pub use ownership::{LossReason, Ownership, OwnershipState};
