@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use quorlock_core::client::FenceProposals;
 use quorlock_core::node::{CommandError, FenceError, Reply};
 use quorlock_core::quorum::{
-    Acquisition, FenceAnswer, Loss, Majority, Moment, Step, Validity, Vote, Win,
+    Acquisition, FenceAnswer, Loss, Majority, Moment, Step, Validity, Win,
 };
 use quorlock_core::{Fence, InvalidFence, Ttl};
 
@@ -53,8 +53,8 @@ fn attempt(servers: &mut [Server], order: &[usize], proposal: Fence) -> Outcome 
         match to_acquire.pop_front() {
             Some(node) => {
                 let vote = match servers[node].ask(&[KEY], TOKEN, TTL_MS, proposal.get(), 0) {
-                    Ok(Reply::Granted(fence)) => Vote::Granted(fence),
-                    _ => Vote::Silent,
+                    Ok(Reply::Granted(fence)) => Some(fence),
+                    _ => None,
                 };
                 acquisition.vote(node, vote, now);
             }

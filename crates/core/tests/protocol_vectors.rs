@@ -17,7 +17,7 @@ use quorlock_core::client::{
 use quorlock_core::node_set::{Admission, AgreedSet, InvalidSet, NodeSet, SetReport, agree};
 use quorlock_core::quorum::{
     Acquisition, Extension, ExtensionVerdict, FenceAnswer, KnownBefore, Loss, Majority, Moment,
-    ReleaseRound, ReleaseVerdict, Step, Validity, Vote, drift,
+    ReleaseRound, ReleaseVerdict, Step, Validity, drift,
 };
 use quorlock_core::{Fence, NodeError, Ttl};
 use serde_json::{Map, Value};
@@ -218,9 +218,9 @@ fn fence_agreement(mut case: Fields) {
                 if !answered.contains(&node) {
                     stored.insert(node, granted);
                 }
-                attempt.vote(node, Vote::Granted(granted), NOW);
+                attempt.vote(node, Some(granted), NOW);
             }
-            "refused" | "silent" => attempt.vote(node, Vote::Silent, NOW),
+            "refused" | "silent" => attempt.vote(node, None, NOW),
             "stored" => {
                 let now_stored = fence(event.number("fence"));
                 stored.insert(node, now_stored);

@@ -7,7 +7,7 @@ use crate::support::scripted::ms;
 use proptest::prelude::*;
 use quorlock_core::quorum::{
     Acquisition, Extension, ExtensionVerdict, FenceAnswer, KnownBefore, Loss, LossReason, Majority,
-    Moment, Ownership, OwnershipState, Step, Validity, Vote,
+    Moment, Ownership, OwnershipState, Step, Validity,
 };
 use quorlock_core::{ClientRule, Fence, Ttl, break_rule};
 
@@ -34,7 +34,7 @@ fn attempt(nodes: usize, ttl_ms: u64) -> Acquisition {
 fn granted(nodes: usize, ttl_ms: u64, fences: &[u64]) -> Acquisition {
     let mut attempt = attempt(nodes, ttl_ms);
     for (node, &answer) in fences.iter().enumerate() {
-        attempt.vote(node, Vote::Granted(fence(answer)), at(1));
+        attempt.vote(node, Some(fence(answer)), at(1));
     }
     attempt
 }
@@ -59,7 +59,7 @@ fn lost(loss: Loss) -> Step {
 fn late_grant_of_the_same_fence_wins_before_the_fence_is_stored() {
     let mut attempt = granted(3, 10_000, &[7, 9]);
     assert_eq!(attempt.poll(), Some(store(0, 9)));
-    attempt.vote(2, Vote::Granted(fence(9)), at(2));
+    attempt.vote(2, Some(fence(9)), at(2));
     assert_eq!(won(&mut attempt), Some(fence(9)));
     attempt.fence_answer(0, FenceAnswer::Failed, at(3));
     assert_eq!(attempt.poll(), None, "the attempt is decided once");
@@ -71,7 +71,7 @@ fn fence_answer_without_a_request_changes_nothing() {
     attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(1));
     attempt.fence_answer(1, FenceAnswer::Stored(fence(9)), at(1));
     attempt.fence_answer(7, FenceAnswer::Stored(fence(9)), at(1));
-    attempt.vote(1, Vote::Granted(fence(7)), at(1));
+    attempt.vote(1, Some(fence(7)), at(1));
     assert_eq!(won(&mut attempt), Some(fence(7)));
 }
 
@@ -93,7 +93,7 @@ fn attempt_whose_fence_request_is_unanswered_is_lost() {
 #[test]
 fn attempt_that_cannot_be_in_time_is_lost_before_all_have_answered() {
     let mut attempt = attempt(5, 1000);
-    attempt.vote(0, Vote::Granted(fence(7)), at(600));
+    attempt.vote(0, Some(fence(7)), at(600));
     assert_eq!(attempt.poll(), Some(lost(Loss::TooLate)));
 }
 
@@ -103,14 +103,14 @@ fn attempt_with_less_than_the_minimal_validity_is_lost_at_the_first_vote() {
     let validity = Validity::after_wait(at(0), ms(700), Ttl::from_ms(1000).unwrap());
     let fence_at = |moment| {
         let mut attempt = Acquisition::lasting(majority, validity, ms(500));
-        attempt.vote(0, Vote::Granted(fence(5)), moment);
-        attempt.vote(1, Vote::Granted(fence(5)), moment);
+        attempt.vote(0, Some(fence(5)), moment);
+        attempt.vote(1, Some(fence(5)), moment);
         attempt.poll()
     };
     assert!(matches!(fence_at(at(1100)), Some(Step::Won(_))), "1700 − 1100 − 19 ms are left");
     assert_eq!(fence_at(at(1200)), Some(lost(Loss::TooLate)));
     let mut without = Acquisition::lasting(majority, None, Duration::ZERO);
-    without.vote(0, Vote::Granted(fence(5)), at(0));
+    without.vote(0, Some(fence(5)), at(0));
     assert_eq!(without.poll(), Some(lost(Loss::TooLate)));
 }
 
@@ -258,7 +258,7 @@ proptest! {
             }
             let (node, requested) = arriving.swap_remove(choice.index(arriving.len()));
             match requested {
-                None => attempt.vote(node, Vote::Granted(fence(stored[node].0)), at(1)),
+                None => attempt.vote(node, Some(fence(stored[node].0)), at(1)),
                 Some(requested) if requested.get() > stored[node].1 => attempt.fence_answer(node, FenceAnswer::Unacceptable, at(1)),
                 Some(requested) => {
                     stored[node].0 = requested.get();

@@ -8,7 +8,7 @@ use quorlock_core::node::{
     Acquire, Command, CommandError, Extend, Holder, Inspect, KeyEvent, Mode, Monotonic, Now, Reply,
     Settings, Wants,
 };
-use quorlock_core::quorum::{Acquisition, FenceAnswer, Majority, Moment, Step, Validity, Vote};
+use quorlock_core::quorum::{Acquisition, FenceAnswer, Majority, Moment, Step, Validity};
 use quorlock_core::{Fence, Ttl};
 use stateright::Property;
 
@@ -319,10 +319,8 @@ impl State {
         let Some(agreement) = &mut call.agreement else { return };
         let (of_node, now) = (usize::from(node), Moment::default());
         match (request, answer) {
-            (Request::Acquire, Answer::Held(fence)) => {
-                agreement.vote(of_node, Vote::Granted(fence), now);
-            }
-            (Request::Acquire, _) => agreement.vote(of_node, Vote::Silent, now),
+            (Request::Acquire, Answer::Held(fence)) => agreement.vote(of_node, Some(fence), now),
+            (Request::Acquire, _) => agreement.vote(of_node, None, now),
             (Request::StoreFence(_), answer) => {
                 let answer = match answer {
                     Answer::Held(fence) => FenceAnswer::Stored(fence),

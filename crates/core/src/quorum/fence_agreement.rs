@@ -8,9 +8,9 @@ use crate::mutants::{ClientRule, is_broken};
 
 /// One attempt to acquire a lock on a majority of the nodes.
 ///
-/// The caller proposes the same fence to all nodes at once, records each node's [`Vote`], and
-/// carries out each [`Step`] that [`Acquisition::poll`] returns. The attempt is decided as early as
-/// possible. Votes after that change nothing.
+/// The caller proposes the same fence to all nodes at once, records each node's [vote](Self::vote),
+/// and carries out each [`Step`] that [`Acquisition::poll`] returns. The attempt is decided as
+/// early as possible. Votes after that change nothing.
 ///
 /// The fence `F` of a lock is the smallest one that N/2 + 1 nodes store or can still store. The
 /// lock is won once N/2 + 1 nodes store exactly `F`. A node that answered with a smaller fence is
@@ -26,10 +26,9 @@ pub struct Acquisition {
     /// How long the lock is held if it is won; `None` if drift leaves nothing of the ttl.
     validity: Option<Validity>,
     min_validity: Duration,
+    /// What [`Acquisition::poll`] has not returned yet. A decision comes first.
     steps: VecDeque<Step>,
-    /// The decision, until [`Acquisition::poll`] has returned it.
-    decision: Option<Step>,
-    decided: bool,
+    is_decided: bool,
 }
 
 /// The fence of a node that granted the lock, as far as it is known.
@@ -41,15 +40,6 @@ struct Grant {
     requested: Option<Fence>,
     /// A fence that the node refused. It refuses all larger ones as well.
     refused: Option<Fence>,
-}
-
-/// A node's answer to ACQUIRE, or to an EXTEND in its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Vote {
-    /// The node granted the lock, with this fence.
-    Granted(Fence),
-    /// The node granted nothing: it refused, failed, abstained, or did not answer.
-    Silent,
 }
 
 /// A node's answer to `EXTEND … FENCE`.
@@ -108,18 +98,15 @@ impl Acquisition {
             validity,
             min_validity,
             steps: VecDeque::new(),
-            decision: None,
-            decided: false,
+            is_decided: false,
         }
     }
 
-    /// Records a node's vote.
-    pub fn vote(&mut self, node: usize, vote: Vote, now: Moment) {
-        let ballot = match vote {
-            Vote::Granted(fence) => Ballot::Yes(Grant::of(fence)),
-            Vote::Silent => Ballot::Silent,
-        };
-        self.tally.cast(node, ballot);
+    /// Records a node's answer to ACQUIRE, or to an EXTEND in its place: the fence of the grant, or
+    /// `None` if the node refused, failed, abstained, or did not answer.
+    pub fn vote(&mut self, node: usize, granted: Option<Fence>, now: Moment) {
+        let grant = |stored| Ballot::Yes(Grant { stored, requested: None, refused: None });
+        self.tally.cast(node, granted.map_or(Ballot::Silent, grant));
         self.advance(now);
     }
 
@@ -154,18 +141,18 @@ impl Acquisition {
         }
         self.advance(now);
         // An undecided attempt would need another round to store the fence on more nodes.
-        if !self.decided {
+        if !self.is_decided {
             self.decide(Step::Lost(Loss::NoQuorum));
         }
     }
 
     /// Returns what to do next.
     pub fn poll(&mut self) -> Option<Step> {
-        self.decision.take().or_else(|| self.steps.pop_front())
+        self.steps.pop_front()
     }
 
     fn advance(&mut self, now: Moment) {
-        if self.decided {
+        if self.is_decided {
             return;
         }
         let validity = self.validity.filter(|validity| {
@@ -232,8 +219,10 @@ impl Acquisition {
         self.grants().map(Grant::expected)
     }
 
+    /// Whether a majority stored exactly this fence while the token held the lock there. Such a
+    /// node counts, even if it was asked to store another fence since.
     fn is_stored_by_majority(&self, fence: Fence) -> bool {
-        let stores = self.grants().filter(|grant| grant.stores(fence)).count();
+        let stores = self.grants().filter(|grant| grant.stored == fence).count();
         stores >= self.size()
     }
 
@@ -242,16 +231,12 @@ impl Acquisition {
     }
 
     fn decide(&mut self, step: Step) {
-        self.decided = true;
-        self.decision = Some(step);
+        self.is_decided = true;
+        self.steps.push_front(step);
     }
 }
 
 impl Grant {
-    fn of(stored: Fence) -> Self {
-        Self { stored, requested: None, refused: None }
-    }
-
     /// The fence that the node stores once it has accepted the requested one.
     fn expected(self) -> Fence {
         self.requested.unwrap_or(self.stored)
@@ -260,12 +245,6 @@ impl Grant {
     fn can_store(self, fence: Fence) -> bool {
         let accepts = self.refused.is_none_or(|refused| fence < refused);
         self.expected() == fence || (self.expected() < fence && accepts)
-    }
-
-    /// Whether the node stored exactly this fence while the token held the lock there.
-    /// Such a node counts, even if it was asked to store another fence since.
-    fn stores(self, fence: Fence) -> bool {
-        self.stored == fence
     }
 
     fn needs_request(self, fence: Fence) -> bool {

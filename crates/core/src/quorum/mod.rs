@@ -18,7 +18,7 @@ mod release;
 mod validity;
 
 pub use extension::{Extension, ExtensionVerdict, KnownBefore};
-pub use fence_agreement::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
+pub use fence_agreement::{Acquisition, FenceAnswer, Loss, Step, Win};
 pub use majority::Majority;
 pub use ownership::{LossReason, Ownership, OwnershipState};
 pub use release::{ReleaseRound, ReleaseVerdict};

@@ -17,7 +17,7 @@ use self::node::{Node, State};
 use super::late_timer::LateTimer;
 use super::{Action, Command, Context, Hold, Request, RequestId, Response, Spec, Token, limits};
 use crate::mutants::{ClientRule, is_broken};
-use crate::quorum::{Acquisition, Moment, Step, Validity, Vote};
+use crate::quorum::{Acquisition, Moment, Step, Validity};
 use crate::{Answer, Fence};
 
 /// One call for a lock, up to the lock or the error.
@@ -445,7 +445,7 @@ impl Acquire {
         let lasts = agreement.validity.remaining(now);
         for (node, _) in counting.iter().filter(|(_, validity)| validity.remaining(now) >= lasts) {
             if let Some(lease) = &self.nodes[*node].lease {
-                agreement.core.vote(*node, Vote::Granted(lease.fence), now);
+                agreement.core.vote(*node, Some(lease.fence), now);
             }
         }
         while let Some(step) = self.agreement.as_mut().and_then(|agreement| agreement.core.poll()) {
