@@ -10,7 +10,7 @@ use super::{
     limits,
 };
 use crate::mutants::{ClientRule, is_broken};
-use crate::quorum::{self, Moment, ReleaseVerdict};
+use crate::quorum::{Moment, ReleaseRound, ReleaseVerdict};
 use crate::{Answer, NodeError};
 
 /// The RELEASEs have round numbers above this one, and the requests of calls and locks below.
@@ -25,8 +25,7 @@ const LAST_WAIT_ROUND: u32 = u32::MAX / 2;
 pub struct Release {
     spec: Arc<Spec>,
     token: Token,
-    tally: quorum::ReleaseRound,
-    verdict: Option<ReleaseVerdict>,
+    tally: ReleaseRound,
     nodes: Vec<Node>,
     /// When the verdict is due, whatever is unanswered.
     limit_at: Moment,
@@ -90,8 +89,7 @@ impl Release {
         let mut this = Self {
             spec: Arc::clone(spec),
             token,
-            tally: quorum::ReleaseRound::new(ctx.client_state.majority),
-            verdict: None,
+            tally: ReleaseRound::new(ctx.client_state.majority),
             nodes: Vec::with_capacity(ctx.client_state.majority.nodes()),
             limit_at: now,
             ends_at: now.plus(spec.ttl.duration()),
@@ -114,7 +112,7 @@ impl Release {
                 Delivery::NotSent => {
                     let reason = "it was not sent a request for this lock".to_owned();
                     this.nodes[node].answer = Answer::Failed(NodeError::Down { reason });
-                    this.count_answer(node, None);
+                    this.tally.answer(node, None);
                     continue;
                 }
                 Delivery::InFlight { .. } if is_broken(ClientRule::SilentNotReleased) => continue,
@@ -132,11 +130,6 @@ impl Release {
         }
         this.limit_at = now.plus(limit);
         this
-    }
-
-    /// Releases the token of a detached lock on all nodes.
-    pub fn everywhere(token: Token, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
-        Self::on(token, spec, ctx, |_| true)
     }
 
     /// Releases the token on some of the nodes, which all requests have reached.
@@ -186,7 +179,7 @@ impl Release {
             State::Sent { resend_at, .. } => Some(resend_at),
             State::Paused { repeat_at } => Some(repeat_at),
         });
-        let limit_at = self.verdict.is_none().then_some(self.limit_at);
+        let limit_at = self.verdict().is_none().then_some(self.limit_at);
         nodes.chain(limit_at).chain([self.ends_at]).reduce(Moment::earlier)
     }
 
@@ -198,7 +191,7 @@ impl Release {
 
     /// The verdict, once a majority has decided or the time limit is over.
     pub fn verdict(&self) -> Option<ReleaseVerdict> {
-        self.verdict
+        self.tally.verdict()
     }
 
     /// The last answer of each node.
@@ -238,7 +231,7 @@ impl Release {
         }
         node.answer = response.to_answer();
         let may_have_overtaken = node.may_overtake(ctx.now);
-        self.count_answer(id.node, response.holds());
+        self.tally.answer(id.node, response.holds());
         let node = &mut self.nodes[id.node];
         match response {
             Response::No if may_have_overtaken => self.repeat(id.node, ctx),
@@ -298,12 +291,12 @@ impl Release {
                 _ => {}
             }
         }
-        if self.verdict.is_none() && ctx.now.has_reached(self.limit_at) {
+        if self.verdict().is_none() && ctx.now.has_reached(self.limit_at) {
             let error = NodeError::timed_out(self.spec.longest_timeout(ctx));
             for node in self.nodes.iter_mut().filter(|node| node.answer == Answer::Pending) {
                 node.answer = Answer::Failed(error.clone());
             }
-            self.verdict = Some(self.tally.expire());
+            self.tally.expire();
         }
     }
 
@@ -313,7 +306,7 @@ impl Release {
             Err(error) => {
                 let permanent = error.is_permanent();
                 self.nodes[node].answer = Answer::Failed(error);
-                self.count_answer(node, None);
+                self.tally.answer(node, None);
                 if permanent {
                     self.nodes[node].state = State::Done;
                 } else {
@@ -335,12 +328,6 @@ impl Release {
         let request = Request { token: self.token, command: Command::Release };
         let spec = Arc::clone(&self.spec);
         self.actions.push_back(Action::Send(OutgoingRequest { id, connection, request, spec }));
-    }
-
-    fn count_answer(&mut self, node: usize, held: Option<bool>) {
-        if let Some(verdict) = self.tally.answer(node, held) {
-            self.verdict.get_or_insert(verdict);
-        }
     }
 }
 

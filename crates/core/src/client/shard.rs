@@ -513,7 +513,7 @@ impl Shard {
 
     /// Releases the token of a detached lock on all nodes. Returns the number of the release.
     pub fn release_token(&mut self, token: Token, spec: &Arc<Spec>, ctx: &mut Context<'_>) -> u64 {
-        self.add_release(Release::everywhere(token, spec, ctx), None, ctx)
+        self.add_release(Release::on(token, spec, ctx, |_| true), None, ctx)
     }
 
     /// Adds a release, and sends its first requests.

@@ -48,6 +48,11 @@ impl ReleaseRound {
         self.verdict
     }
 
+    /// The verdict; `None` if the round is undecided.
+    pub fn verdict(&self) -> Option<ReleaseVerdict> {
+        self.verdict
+    }
+
     /// Ends the round because the nodes' time is over, and returns the verdict.
     pub fn expire(&mut self) -> ReleaseVerdict {
         *self.verdict.get_or_insert(self.without_the_rest())
