@@ -14,69 +14,49 @@ use super::Mode;
 /// Calls that have only some keys in common compete on the servers. If they queued here, two of
 /// them could wait for each other: one for the head of a queue here, the other for a lock on the
 /// servers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct LocalQueue {
-    is_free: bool,
-    /// How many callers share one taken place.
-    sharing: usize,
-    /// The numbers of the callers that wait.
-    waiting: VecDeque<(u64, Mode)>,
+    /// The numbers of the callers, in the order in which they entered.
+    callers: VecDeque<(u64, Mode)>,
+    /// How many of them, from the front on, are at the head.
+    at_head: usize,
 }
 
-/// The numbers of callers that have just been given the place.
+/// The numbers of callers whose turn has just come.
 pub type CalledNumbers = SmallVec<[u64; 1]>;
 
-impl Default for LocalQueue {
-    fn default() -> Self {
-        Self { is_free: true, sharing: 0, waiting: VecDeque::new() }
-    }
-}
-
 impl LocalQueue {
-    /// Takes the place for the caller with this number, joins others that share theirs, or queues.
-    /// Returns whether the caller has a place now. Callers enter in the order of their numbers.
+    /// Adds the caller with this number. Returns whether it has its turn now. Callers enter in the
+    /// order of their numbers.
     pub fn enter(&mut self, number: u64, mode: Mode) -> bool {
-        let has_place = self.waiting.is_empty() && self.take_place(mode);
-        if !has_place {
-            self.waiting.push_back((number, mode));
-        }
-        has_place
+        self.callers.push_back((number, mode));
+        !self.call_next().is_empty()
     }
 
-    /// Leaves the place or the queue. Returns the numbers of the callers that get a place.
+    /// Removes a caller if it is in the queue. Returns the numbers of the callers whose turn comes.
     pub fn leave(&mut self, number: u64) -> CalledNumbers {
-        if let Ok(index) = self.waiting.binary_search_by_key(&number, |&(waiting, _)| waiting) {
-            self.waiting.remove(index);
-        } else {
-            self.sharing = self.sharing.saturating_sub(1);
-            self.is_free = self.sharing == 0;
+        if let Ok(index) = self.callers.binary_search_by_key(&number, |&(caller, _)| caller) {
+            self.callers.remove(index);
+            self.at_head -= usize::from(index < self.at_head);
         }
-        self.give_places()
+        self.call_next()
     }
 
-    fn give_places(&mut self) -> CalledNumbers {
+    /// Calls the next caller if the head is empty, and those that share the lock with the head.
+    fn call_next(&mut self) -> CalledNumbers {
         let mut called = CalledNumbers::new();
-        while let Some(&(number, mode)) = self.waiting.front()
-            && self.take_place(mode)
+        while let Some(&(number, mode)) = self.callers.get(self.at_head)
+            && let Some(&(_, mode_of_first)) = self.callers.front()
+            && (self.at_head == 0 || [mode, mode_of_first] == [Mode::Shared; 2])
         {
-            self.waiting.pop_front();
+            self.at_head += 1;
             called.push(number);
         }
         called
     }
 
-    fn take_place(&mut self, mode: Mode) -> bool {
-        let joins = mode == Mode::Shared && self.sharing > 0;
-        if !joins && !self.is_free {
-            return false;
-        }
-        self.is_free = false;
-        self.sharing += usize::from(mode == Mode::Shared);
-        true
-    }
-
-    /// Whether the place is free, and no caller waits.
+    /// Whether no caller is in the queue.
     pub fn is_idle(&self) -> bool {
-        self.is_free && self.waiting.is_empty()
+        self.callers.is_empty()
     }
 }
