@@ -63,15 +63,18 @@ impl Driven {
     fn act(&mut self) {
         while let Some(action) = self.shard.poll() {
             match action {
-                ShardAction::Send { number, machine, node, request, .. } => {
-                    self.sent.insert(number, (machine, node, request));
+                ShardAction::Send { number, request: outgoing } => {
+                    let (machine, id) = self.shard.asked(number).unwrap();
+                    self.sent.insert(number, (machine, id.node, outgoing.request));
                 }
                 ShardAction::Wait { number, .. } => self.opening.push(number),
                 ShardAction::StopWaiting(number) => self.opening.retain(|other| *other != number),
                 ShardAction::Timer(machine, Some(at)) => drop(self.timers.insert(machine, at)),
                 ShardAction::Timer(machine, None) => drop(self.timers.remove(&machine)),
-                ShardAction::Acquired { call, .. } => self.acquired.push(call),
-                ShardAction::Failed { call, failure } => self.failed.push((call, failure)),
+                ShardAction::Ended { call, result: Ok(_) } => self.acquired.push(call),
+                ShardAction::Ended { call, result: Err(failure) } => {
+                    self.failed.push((call, failure));
+                }
                 ShardAction::ReleaseOver(release) => {
                     self.shard.take_release(release).unwrap();
                     self.over.push(release);

@@ -6,9 +6,7 @@ use crate::support::scripted::{
     Client, LONG, NO_WAIT, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms,
     shows, spec, ticket,
 };
-use quorlock_core::client::{
-    Acquire, Keys, Outcome, Places, Reason, Response, Spec, Token, limits,
-};
+use quorlock_core::client::{Acquire, Keys, Places, Reason, Response, Spec, Token, limits};
 use quorlock_core::{Answer, ClientRule, Fence, NodeError};
 
 #[test]
@@ -176,7 +174,7 @@ fn call_that_fails_reports_what_each_node_said_last() {
     let mut call = ScriptedCall::in_line(Some(ms(1000)));
     call.answer(1, &Response::Failed(NodeError::Replica));
     call.fire_timers_until_the_end();
-    let Some(Outcome::Failed(failure)) = &call.outcome else { panic!("{:?}", call.outcome) };
+    let Some(Err(failure)) = &call.outcome else { panic!("{:?}", call.outcome) };
     let refused = || Answer::Refused;
     assert_eq!(
         (failure.reason, &failure.answers),

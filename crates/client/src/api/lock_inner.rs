@@ -168,7 +168,10 @@ impl LockInner {
     }
 
     pub(crate) fn release_in_background(&self) {
-        self.with_shard(|state, ctx| state.machines.drop_lock(self.number, ctx));
+        self.with_shard(|state, ctx| {
+            state.machines.release(self.number, ctx);
+            state.machines.forget(self.number);
+        });
         self.ended.notify_waiters();
     }
 

@@ -9,7 +9,9 @@ use std::mem;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use quorlock_core::client::{Context, Failure, Keys, Request, Response, Shard, ShardAction, Spec};
+use quorlock_core::client::{
+    Context, Failure, Keys, OutgoingRequest, Request, Response, Shard, ShardAction, Spec,
+};
 use quorlock_core::quorum::{ExtensionVerdict, Moment, ReleaseVerdict};
 use quorlock_core::{Answer, NodeError};
 use tokio::sync::{Notify, oneshot};
@@ -255,11 +257,12 @@ impl State {
                 continue;
             };
             match action {
-                ShardAction::Send { number, node, connection, request, spec, .. } => {
+                ShardAction::Send { number, request } => {
+                    let OutgoingRequest { id, connection, request, spec } = request;
                     let is_locked = || shards.states[index].try_lock().is_err();
                     debug_assert!(is_locked(), "a later RELEASE could overtake the request");
                     let outgoing = self.encode(request, spec);
-                    let sent = match shards.network.connection(node, connection) {
+                    let sent = match shards.network.connection(id.node, connection) {
                         Some(connection) => connection.batches.add(outgoing, || {
                             let inbox: Weak<Shards> = Arc::downgrade(shards);
                             Ticket::new(inbox, index, number)
@@ -280,13 +283,9 @@ impl State {
                 ShardAction::Suspect { node, connection } => {
                     shards.network.suspect(node, connection);
                 }
-                ShardAction::Acquired { call, attempts } => {
+                ShardAction::Ended { call, result } => {
                     let caller = self.callers.calls.remove(&call);
-                    news.extend(caller.map(|caller| News::Call(caller, Ok(attempts))));
-                }
-                ShardAction::Failed { call, failure } => {
-                    let caller = self.callers.calls.remove(&call);
-                    news.extend(caller.map(|caller| News::Call(caller, Err(failure))));
+                    news.extend(caller.map(|caller| News::Call(caller, result)));
                 }
                 ShardAction::Extended { lock, round, verdict } => {
                     let answered =

@@ -596,7 +596,11 @@ impl Hold {
     }
 
     /// Returns the WAIT to send through this connection; `None` if the lock no longer needs it.
-    pub fn handle_wait_connection(&mut self, id: RequestId, ctx: &Context<'_>) -> Option<Request> {
+    pub fn handle_wait_connection(
+        &mut self,
+        id: RequestId,
+        ctx: &Context<'_>,
+    ) -> Option<(Request, Arc<Spec>)> {
         let node = &mut self.nodes[id.node];
         node.opening = None;
         let is_held = matches!(node.answer, Answer::Granted(_)) || node.answered_since;
@@ -611,7 +615,8 @@ impl Hold {
         node.reach.send_wait(id.round);
         let slice = limits::bounded_node_timeout(limits::WAIT_SLICE, self.spec.ttl);
         let wait = limits::wait_of(slice);
-        Some(Request { token: self.token, command: Command::Wait { fence: Fence::ZERO, wait } })
+        let command = Command::Wait { fence: Fence::ZERO, wait };
+        Some((Request { token: self.token, command }, Arc::clone(&self.spec)))
     }
 
     /// Sends ACQUIRE with the lock's token and fence. Returns whether the request was sent.

@@ -38,7 +38,7 @@ mod shard;
 mod spec;
 mod token;
 
-pub use acquire::{Acquire, Failure, Outcome, Reason};
+pub use acquire::{Acquire, Failure, Reason};
 pub use context::{ClientState, Context, NodeStatus, Places, Random, Topology};
 pub use fence_proposals::FenceProposals;
 pub use hello::Hello;

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Outcome, Release, Spec, Token};
+use super::{Failure, Hold, Release, Spec, Token};
 use crate::quorum::ExtensionVerdict;
 use crate::{Answer, Fence, NodeError};
 
@@ -83,8 +83,9 @@ pub enum Action {
         /// The number of its connection.
         connection: u64,
     },
-    /// The call has ended.
-    Done(Outcome),
+    /// The call has ended, with its lock or the reason why there is none. The machine of the lock
+    /// also processes the responses still missing, also those to WAITs.
+    Done(Result<Box<Hold>, Failure>),
     /// A round of extensions was decided.
     Decided {
         /// The number of the round. Its verdict also answers the calls that wait for an earlier

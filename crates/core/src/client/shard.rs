@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 
 use super::local_queue::LocalQueue;
 use super::{
-    Acquire, Action, Context, Failure, Hold, Keys, Outcome, OutgoingRequest, Release, Request,
-    RequestId, Response, Spec, Token, limits,
+    Acquire, Action, Context, Failure, Hold, Keys, OutgoingRequest, Release, Request, RequestId,
+    Response, Spec, Token, limits,
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{ExtensionVerdict, Moment, Ownership};
@@ -40,30 +40,23 @@ struct Entry {
     machine: Machine,
     /// The numbers of its requests without a response.
     requests: SmallVec<[u64; 8]>,
+    /// Whether the driver asks about the machine no longer.
+    is_forgotten: bool,
 }
 
 #[derive(Debug)]
 enum Machine {
     Call(Box<Call>),
-    Lock(Box<Lock>),
+    Lock(Box<Hold>),
     Release(Box<Release>),
 }
 
 #[derive(Debug)]
 struct Call {
     acquire: Acquire,
-    /// Whether the call is in its local queue, or at its head.
-    in_queue: bool,
-    /// Whether the call is at the head, and begins with its next timer.
+    /// Whether the call is at the head of its local queue, and begins with its next timer.
     has_turn: bool,
     is_renewed: bool,
-}
-
-#[derive(Debug)]
-struct Lock {
-    hold: Hold,
-    /// Whether the driver asks about the lock no longer.
-    is_forgotten: bool,
 }
 
 #[derive(Debug)]
@@ -83,16 +76,8 @@ pub enum ShardAction {
     Send {
         /// Identifies the response.
         number: u64,
-        /// The machine that sends it.
-        machine: u64,
-        /// The index of the node.
-        node: usize,
-        /// The number of the node's connection.
-        connection: u64,
         /// The request.
-        request: Request,
-        /// The lock that the request is about.
-        spec: Arc<Spec>,
+        request: OutgoingRequest,
     },
     /// Get a connection to this node that nothing else uses. Then call
     /// [`Shard::handle_wait_connection`], and send the WAIT that it returns.
@@ -113,19 +98,12 @@ pub enum ShardAction {
         /// The number of its connection.
         connection: u64,
     },
-    /// A call has acquired its lock, which has the call's number.
-    Acquired {
+    /// A call has ended. The lock that it has acquired has the call's number.
+    Ended {
         /// The number of the call.
         call: u64,
-        /// How often the call asked all nodes.
-        attempts: u32,
-    },
-    /// A call has failed.
-    Failed {
-        /// The number of the call.
-        call: u64,
-        /// Why.
-        failure: Failure,
+        /// How often the call asked all nodes until it acquired the lock, or why it failed.
+        result: Result<u32, Failure>,
     },
     /// A round of extensions was decided.
     Extended {
@@ -156,7 +134,7 @@ impl Entry {
     fn poll(&mut self) -> Option<Action> {
         match &mut self.machine {
             Machine::Call(call) => call.acquire.poll(),
-            Machine::Lock(lock) => lock.hold.poll(),
+            Machine::Lock(hold) => hold.poll(),
             Machine::Release(release) => release.poll(),
         }
     }
@@ -172,7 +150,7 @@ impl Shard {
     pub fn call(&mut self, spec: Arc<Spec>, wait: Option<Duration>, ctx: &mut Context<'_>) -> u64 {
         let acquire = Acquire::new(spec, wait, ctx);
         let (takes_turn, spec) = (acquire.takes_turn(), Arc::clone(acquire.spec()));
-        let number = self.add_call(acquire, takes_turn);
+        let number = self.add_call(acquire);
         let mut has_turn =
             || self.queues.entry_ref(spec.name()).or_default().enter(number, spec.mode);
         if takes_turn && !has_turn() {
@@ -185,19 +163,19 @@ impl Shard {
 
     /// Begins a call that swaps the token of a detached lock. Returns its number.
     pub fn attach(&mut self, spec: Arc<Spec>, old: Token, ctx: &mut Context<'_>) -> u64 {
-        let number = self.add_call(Acquire::attach(spec, old, ctx), false);
+        let number = self.add_call(Acquire::attach(spec, old, ctx));
         self.drive(number, ctx);
         number
     }
 
-    fn add_call(&mut self, acquire: Acquire, in_queue: bool) -> u64 {
-        let call = Call { acquire, in_queue, has_turn: false, is_renewed: false };
+    fn add_call(&mut self, acquire: Acquire) -> u64 {
+        let call = Call { acquire, has_turn: false, is_renewed: false };
         self.add(Machine::Call(Box::new(call)))
     }
 
     fn add(&mut self, machine: Machine) -> u64 {
         self.last_machine += 1;
-        let entry = Entry { machine, requests: SmallVec::new() };
+        let entry = Entry { machine, requests: SmallVec::new(), is_forgotten: false };
         self.machines.insert(self.last_machine, entry);
         self.last_machine
     }
@@ -222,23 +200,20 @@ impl Shard {
         self.drive(number, ctx);
     }
 
-    /// Ends a call without a result, or drops the lock that it has acquired. What nodes may have
-    /// granted is released.
+    /// Ends a call without a result, or releases and forgets the lock that it has acquired. What
+    /// nodes may have granted is released.
     pub fn cancel(&mut self, number: u64, ctx: &mut Context<'_>) {
         let Some(call) = self.call_mut(number) else {
-            self.drop_lock(number, ctx);
-            return;
+            self.release(number, ctx);
+            return self.forget(number);
         };
         call.acquire.cancel(ctx);
-        let in_queue = call.in_queue;
         let spec = Arc::clone(call.acquire.spec());
         self.drive(number, ctx);
-        let entry = self.machines.remove(&number);
-        self.actions.push_back(ShardAction::Timer(number, None));
-        self.stop_opening(&entry.map(|entry| entry.requests).unwrap_or_default());
-        if in_queue {
-            self.leave_queue(number, &spec, ctx.now);
-        }
+        self.stop_opening(number);
+        self.machines.remove(&number);
+        self.set_timer(number);
+        self.leave_queue(number, &spec, ctx.now);
     }
 
     /// Handles everything that a machine has to do at the context's time.
@@ -249,17 +224,15 @@ impl Shard {
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         match &mut entry.machine {
             Machine::Call(call) => call.acquire.handle_timeout(ctx),
-            Machine::Lock(lock) => lock.hold.handle_timeout(ctx),
+            Machine::Lock(hold) => hold.handle_timeout(ctx),
             Machine::Release(release) => release.handle_timeout(ctx),
         }
         self.drive(machine, ctx);
         if let Some(call) = self.call_mut(machine)
             && !call.acquire.is_queued()
-            && call.in_queue
             && !call.has_turn
         {
             // The call goes on without its turn.
-            call.in_queue = false;
             let spec = Arc::clone(call.acquire.spec());
             self.leave_queue(machine, &spec, ctx.now);
         }
@@ -283,7 +256,7 @@ impl Shard {
         entry.requests.retain(|asked| *asked != number);
         match &mut entry.machine {
             Machine::Call(call) => call.acquire.handle_response(id, response, ctx),
-            Machine::Lock(lock) => lock.hold.handle_response(id, response, ctx),
+            Machine::Lock(hold) => hold.handle_response(id, response, ctx),
             Machine::Release(release) => release.handle_response(id, response, ctx),
         }
         self.drive(machine, ctx);
@@ -300,10 +273,7 @@ impl Shard {
         let (machine, id) = (asked.machine, asked.id);
         let wait = match self.machines.get_mut(&machine).map(|entry| &mut entry.machine) {
             Some(Machine::Call(call)) => call.acquire.handle_wait_connection(id, ctx),
-            Some(Machine::Lock(lock)) => {
-                let request = lock.hold.handle_wait_connection(id, ctx);
-                request.map(|request| (request, Arc::clone(lock.hold.spec())))
-            }
+            Some(Machine::Lock(hold)) => hold.handle_wait_connection(id, ctx),
             Some(Machine::Release(_)) | None => None,
         };
         if wait.is_none() {
@@ -324,15 +294,22 @@ impl Shard {
     fn drive(&mut self, number: u64, ctx: &mut Context<'_>) {
         while let Some(action) = self.machines.get_mut(&number).and_then(Entry::poll) {
             match action {
-                Action::Send(send) => self.send(number, send, ctx.now),
-                Action::Wait { id } => self.wait(number, id),
+                Action::Send(request) => {
+                    let (id, sent) = (request.id, Some(ctx.now));
+                    let number = self.ask(Asked { machine: number, id, sent, is_wait: false });
+                    self.actions.push_back(ShardAction::Send { number, request });
+                }
+                Action::Wait { id } => {
+                    let number = self.ask(Asked { machine: number, id, sent: None, is_wait: true });
+                    self.actions.push_back(ShardAction::Wait { number, node: id.node });
+                }
                 Action::Release(release) => {
                     self.add_release(*release, Some(number), ctx);
                 }
                 Action::Suspect { node, connection } => {
                     self.actions.push_back(ShardAction::Suspect { node, connection });
                 }
-                Action::Done(outcome) => return self.end_call(number, outcome, ctx),
+                Action::Done(result) => return self.end_call(number, result, ctx),
                 Action::Decided { round, verdict } => {
                     let extended = ShardAction::Extended { lock: number, round, verdict };
                     self.actions.push_back(extended);
@@ -355,43 +332,33 @@ impl Shard {
         self.remove_if_over(number);
     }
 
-    fn end_call(&mut self, number: u64, outcome: Outcome, ctx: &mut Context<'_>) {
+    fn end_call(&mut self, number: u64, result: Result<Box<Hold>, Failure>, ctx: &mut Context<'_>) {
+        self.stop_opening(number);
         let Some(entry) = self.machines.get_mut(&number) else { return };
         let Machine::Call(call) = &entry.machine else { return };
-        let requests = entry.requests.clone();
-        let (spec, attempts, is_renewed) =
-            (Arc::clone(call.acquire.spec()), call.acquire.attempts(), call.is_renewed);
-        let in_queue = call.in_queue;
-        match outcome {
-            Outcome::Acquired(mut hold) => {
-                if is_renewed {
+        let (spec, attempts) = (Arc::clone(call.acquire.spec()), call.acquire.attempts());
+        let result = match result {
+            Ok(mut hold) => {
+                if call.is_renewed {
                     hold.renew();
                 }
-                let lock = Lock { hold: *hold, is_forgotten: false };
-                entry.machine = Machine::Lock(Box::new(lock));
-                self.actions.push_back(ShardAction::Acquired { call: number, attempts });
-                self.drive(number, ctx);
+                entry.machine = Machine::Lock(hold);
+                Ok(attempts)
             }
-            Outcome::Failed(failure) => {
+            Err(failure) => {
                 self.machines.remove(&number);
-                self.actions.push_back(ShardAction::Timer(number, None));
-                self.actions.push_back(ShardAction::Failed { call: number, failure });
+                Err(failure)
             }
-        }
-        self.stop_opening(&requests);
-        if in_queue {
-            self.leave_queue(number, &spec, ctx.now);
-        }
+        };
+        self.actions.push_back(ShardAction::Ended { call: number, result });
+        self.drive(number, ctx);
+        self.leave_queue(number, &spec, ctx.now);
     }
 
-    fn stop_opening_of(&mut self, number: u64) {
+    /// Gives up the WAITs of a machine that have no connection yet.
+    fn stop_opening(&mut self, number: u64) {
         let requests = self.machines.get(&number).map(|entry| entry.requests.clone());
-        self.stop_opening(&requests.unwrap_or_default());
-    }
-
-    /// Gives up those of these requests that are WAITs without a connection.
-    fn stop_opening(&mut self, requests: &[u64]) {
-        for &request in requests {
+        for request in requests.unwrap_or_default() {
             if self.requests.get(&request).is_some_and(|asked| asked.sent.is_none()) {
                 self.forget_request(request);
                 self.actions.push_back(ShardAction::StopWaiting(request));
@@ -399,8 +366,9 @@ impl Shard {
         }
     }
 
-    /// Lets the calls behind this one move up in the local queue. The next one begins with an event
-    /// of its own: if many callers give up at once, only the last one's successor asks the nodes.
+    /// Lets the calls behind this one move up in the local queue, if it is there. The next one
+    /// begins with an event of its own: if many callers give up at once, only the last one's
+    /// successor asks the nodes.
     fn leave_queue(&mut self, number: u64, spec: &Spec, now: Moment) {
         let Some(queue) = self.queues.get_mut(spec.name()) else { return };
         let called = queue.leave(number);
@@ -418,12 +386,12 @@ impl Shard {
     /// Removes a lock that the driver has forgotten, once no request of it is unanswered.
     fn remove_if_over(&mut self, number: u64) {
         let Some(entry) = self.machines.get(&number) else { return };
-        let Machine::Lock(lock) = &entry.machine else { return };
+        let Machine::Lock(hold) = &entry.machine else { return };
         let is_sent =
             |request: &u64| self.requests.get(request).is_some_and(|asked| asked.sent.is_some());
-        if lock.is_forgotten && lock.hold.was_given_up() && !entry.requests.iter().any(is_sent) {
+        if entry.is_forgotten && hold.was_given_up() && !entry.requests.iter().any(is_sent) {
             self.machines.remove(&number);
-            self.actions.push_back(ShardAction::Timer(number, None));
+            self.set_timer(number);
         }
     }
 
@@ -431,8 +399,8 @@ impl Shard {
     pub fn renew(&mut self, number: u64) {
         match self.machines.get_mut(&number).map(|entry| &mut entry.machine) {
             Some(Machine::Call(call)) => call.is_renewed = true,
-            Some(Machine::Lock(lock)) => {
-                lock.hold.renew();
+            Some(Machine::Lock(hold)) => {
+                hold.renew();
                 self.set_timer(number);
             }
             Some(Machine::Release(_)) | None => {}
@@ -456,7 +424,7 @@ impl Shard {
         begin: fn(&mut Hold, &Context<'_>) -> Option<u32>,
         ctx: &mut Context<'_>,
     ) -> Option<u32> {
-        let round = begin(&mut self.lock_mut(number)?.hold, ctx);
+        let round = begin(self.lock_mut(number)?, ctx);
         self.drive(number, ctx);
         round
     }
@@ -464,49 +432,27 @@ impl Shard {
     /// Begins the release of a lock. Returns the ownership before it, and the number of the
     /// release.
     pub fn release(&mut self, lock: u64, ctx: &mut Context<'_>) -> Option<(Ownership, u64)> {
-        let (ownership, release) = self.end_lock(lock, ctx)?;
-        self.drive(release, ctx);
+        let (ownership, release) = self.lock_mut(lock)?.release(ctx);
+        self.stop_opening(lock);
+        let release = self.add_release(release, Some(lock), ctx);
         self.drive(lock, ctx);
-        Some((ownership, release))
-    }
-
-    /// Releases a lock whose handle is gone, and forgets it. Returns as [`release`](Self::release).
-    pub fn drop_lock(&mut self, lock: u64, ctx: &mut Context<'_>) -> Option<(Ownership, u64)> {
-        let (ownership, release) = self.end_lock(lock, ctx)?;
-        if is_broken(ClientRule::LateRelease) {
-            let later = ctx.now.plus(limits::LATE_TIMER * 2);
-            self.actions.push_back(ShardAction::Timer(release, Some(later)));
-        } else {
-            self.drive(release, ctx);
-        }
-        self.drive(lock, ctx);
-        self.forget(lock);
-        Some((ownership, release))
-    }
-
-    fn end_lock(&mut self, number: u64, ctx: &mut Context<'_>) -> Option<(Ownership, u64)> {
-        let lock = self.lock_mut(number)?;
-        let (ownership, release) = lock.hold.release(ctx);
-        let release = self.begin_release(release, Some(number));
-        self.stop_opening_of(number);
         Some((ownership, release))
     }
 
     /// Gives a lock up for another process to attach. Returns its token, and the validity that is
     /// left; `None` if the lock is lost.
     pub fn detach(&mut self, lock: u64, ctx: &mut Context<'_>) -> Option<(Token, Duration)> {
-        let hold = &mut self.lock_mut(lock)?.hold;
-        let left = hold.detach(ctx.now);
-        let token = hold.token();
-        self.stop_opening_of(lock);
+        let hold = self.lock_mut(lock)?;
+        let (token, left) = (hold.token(), hold.detach(ctx.now));
+        self.stop_opening(lock);
         self.drive(lock, ctx);
         Some((token, left?))
     }
 
     /// Says that the driver does not ask about this lock any more.
     pub fn forget(&mut self, lock: u64) {
-        if let Some(lock) = self.lock_mut(lock) {
-            lock.is_forgotten = true;
+        if let Some(entry) = self.machines.get_mut(&lock) {
+            entry.is_forgotten = true;
         }
         self.remove_if_over(lock);
     }
@@ -516,15 +462,9 @@ impl Shard {
         self.add_release(Release::on(token, spec, ctx, |_| true), None, ctx)
     }
 
-    /// Adds a release, and sends its first requests.
+    /// Adds a release, and sends its first requests. It takes over the WAITs of its token that are
+    /// unanswered.
     fn add_release(&mut self, release: Release, by: Option<u64>, ctx: &mut Context<'_>) -> u64 {
-        let number = self.begin_release(release, by);
-        self.drive(number, ctx);
-        number
-    }
-
-    /// Adds a release. It takes over the WAITs of its token that are unanswered.
-    fn begin_release(&mut self, release: Release, by: Option<u64>) -> u64 {
         let waits: SmallVec<[RequestId; 8]> = release.waits().collect();
         let number = self.add(Machine::Release(Box::new(release)));
         let of_token = by.and_then(|by| self.machines.get_mut(&by));
@@ -546,6 +486,12 @@ impl Shard {
             entry.requests = moved;
         }
         self.actions.push_back(ShardAction::Releases { release: number, by });
+        if is_broken(ClientRule::LateRelease) {
+            let later = ctx.now.plus(limits::LATE_TIMER * 2);
+            self.actions.push_back(ShardAction::Timer(number, Some(later)));
+        } else {
+            self.drive(number, ctx);
+        }
         number
     }
 
@@ -559,7 +505,7 @@ impl Shard {
 
     /// Removes a release that is over.
     pub fn take_release(&mut self, number: u64) -> Option<Release> {
-        self.release_mut(number)?;
+        self.release_of(number)?;
         match self.machines.remove(&number)?.machine {
             Machine::Release(release) => Some(*release),
             Machine::Call(_) | Machine::Lock(_) => None,
@@ -569,7 +515,7 @@ impl Shard {
     /// A lock, until the driver has forgotten it and no request of it is unanswered.
     pub fn hold(&self, lock: u64) -> Option<&Hold> {
         match &self.machines.get(&lock)?.machine {
-            Machine::Lock(lock) => Some(&lock.hold),
+            Machine::Lock(hold) => Some(hold),
             Machine::Call(_) | Machine::Release(_) => None,
         }
     }
@@ -577,7 +523,7 @@ impl Shard {
     /// Records the nodes' answers to a release of this lock.
     pub fn handle_released(&mut self, lock: u64, answers: impl Iterator<Item = Answer>) {
         if let Some(lock) = self.lock_mut(lock) {
-            lock.hold.handle_released(answers);
+            lock.handle_released(answers);
         }
     }
 
@@ -595,55 +541,30 @@ impl Shard {
         }
     }
 
-    fn lock_mut(&mut self, number: u64) -> Option<&mut Lock> {
+    fn lock_mut(&mut self, number: u64) -> Option<&mut Hold> {
         match &mut self.machines.get_mut(&number)?.machine {
-            Machine::Lock(lock) => Some(lock),
+            Machine::Lock(hold) => Some(hold),
             Machine::Call(_) | Machine::Release(_) => None,
-        }
-    }
-
-    fn release_mut(&mut self, number: u64) -> Option<&mut Release> {
-        match &mut self.machines.get_mut(&number)?.machine {
-            Machine::Release(release) => Some(release),
-            Machine::Call(_) | Machine::Lock(_) => None,
         }
     }
 
     fn set_timer(&mut self, number: u64) {
         let at = match self.machines.get(&number).map(|entry| &entry.machine) {
             Some(Machine::Call(call)) => call.acquire.poll_timeout(),
-            Some(Machine::Lock(lock)) => lock.hold.poll_timeout(),
+            Some(Machine::Lock(hold)) => hold.poll_timeout(),
             Some(Machine::Release(release)) => release.poll_timeout(),
             None => None,
         };
         self.actions.push_back(ShardAction::Timer(number, at));
     }
 
-    fn send(&mut self, machine: u64, send: OutgoingRequest, now: Moment) {
-        let OutgoingRequest { id, connection, request, spec } = send;
-        let number = self.ask(machine, Asked { machine, id, sent: Some(now), is_wait: false });
-        let node = id.node;
-        self.actions.push_back(ShardAction::Send {
-            number,
-            machine,
-            node,
-            connection,
-            request,
-            spec,
-        });
-    }
-
-    fn wait(&mut self, machine: u64, id: RequestId) {
-        let number = self.ask(machine, Asked { machine, id, sent: None, is_wait: true });
-        self.actions.push_back(ShardAction::Wait { number, node: id.node });
-    }
-
-    fn ask(&mut self, machine: u64, asked: Asked) -> u64 {
+    /// Returns the number of a request that a machine makes.
+    fn ask(&mut self, asked: Asked) -> u64 {
         self.last_request += 1;
-        self.requests.insert(self.last_request, asked);
-        if let Some(entry) = self.machines.get_mut(&machine) {
+        if let Some(entry) = self.machines.get_mut(&asked.machine) {
             entry.requests.push(self.last_request);
         }
+        self.requests.insert(self.last_request, asked);
         self.last_request
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, ClientState, Command, Context, Hold, Keys, NodeStatus, Outcome,
+    Acquire, Action, ClientState, Command, Context, Failure, Hold, Keys, NodeStatus,
     OutgoingRequest, Random, Reason, Release, RequestId, Response, Spec, Token, Topology, limits,
 };
 use quorlock_core::quorum::{Majority, Moment, Ownership};
@@ -89,7 +89,7 @@ pub(crate) struct ScriptedCall {
     /// What the call has sent, and the test has not answered.
     pub(crate) sent: Vec<OutgoingRequest>,
     pub(crate) releases: Vec<Release>,
-    pub(crate) outcome: Option<Outcome>,
+    pub(crate) outcome: Option<Result<Box<Hold>, Failure>>,
 }
 pub(crate) fn start() -> Moment {
     Moment::default().plus(Duration::from_secs(1))
@@ -267,12 +267,12 @@ impl ScriptedCall {
     }
 
     pub(crate) fn is_acquired(&self) -> bool {
-        matches!(self.outcome, Some(Outcome::Acquired(_)))
+        matches!(self.outcome, Some(Ok(_)))
     }
 
     pub(crate) fn failed(&self) -> Option<Reason> {
         match &self.outcome {
-            Some(Outcome::Failed(failure)) => Some(failure.reason),
+            Some(Err(failure)) => Some(failure.reason),
             _ => None,
         }
     }
@@ -280,7 +280,7 @@ impl ScriptedCall {
     /// The acquired lock.
     pub(crate) fn hold(&mut self) -> Hold {
         match self.outcome.take() {
-            Some(Outcome::Acquired(hold)) => *hold,
+            Some(Ok(hold)) => *hold,
             other => panic!("{other:?}"),
         }
     }
@@ -288,7 +288,7 @@ impl ScriptedCall {
     /// What is left of the validity of the acquired lock.
     pub(crate) fn left(&self) -> Duration {
         match &self.outcome {
-            Some(Outcome::Acquired(hold)) => match hold.ownership(start().plus(self.at)) {
+            Some(Ok(hold)) => match hold.ownership(start().plus(self.at)) {
                 Ownership::Held(left) => left,
                 other => panic!("{other:?}"),
             },

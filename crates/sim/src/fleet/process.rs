@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::NodeError;
-use quorlock_core::client::{Hello, LinkAction, Links, Response, Shard, ShardAction, Spec, limits};
+use quorlock_core::client::{
+    Hello, LinkAction, Links, OutgoingRequest, Response, Shard, ShardAction, Spec, limits,
+};
 use quorlock_core::node_set::SetReport;
 use quorlock_core::quorum::Moment;
 use rand::rngs::StdRng;
@@ -265,9 +267,8 @@ impl Process {
         is_awaited: bool,
         world: &mut World,
     ) -> Option<u64> {
-        let release = if is_awaited { Shard::release } else { Shard::drop_lock };
         let mut ctx = self.inputs.context(world.now);
-        let (ownership, release) = release(&mut self.shard, lock, &mut ctx)?;
+        let (ownership, release) = self.shard.release(lock, &mut ctx)?;
         self.record_release(lock, (release, ownership), is_awaited, world);
         self.forget(lock, world);
         Some(release)
@@ -303,9 +304,11 @@ impl Process {
     fn act(&mut self, world: &mut World) {
         while let Some(action) = self.shard.poll() {
             match action {
-                ShardAction::Send { number, machine, node, connection, request, spec } => {
-                    self.record_request(machine, node, &request, world);
-                    if let Some(conn) = self.connections.shared(node, connection) {
+                ShardAction::Send { number, request } => {
+                    let OutgoingRequest { id, connection, request, spec } = request;
+                    let machine = self.shard.asked(number).map(|(machine, _)| machine);
+                    self.record_request(machine.unwrap_or_default(), id.node, &request, world);
+                    if let Some(conn) = self.connections.shared(id.node, connection) {
                         self.connections.request(conn, number, Packet { request, spec }, world);
                     } else {
                         let lost = Response::Failed(NodeError::connection_lost());
@@ -321,11 +324,13 @@ impl Process {
                 ShardAction::Suspect { node, connection } => {
                     self.suspicions.push_back((node, connection));
                 }
-                ShardAction::Acquired { call: lock, .. } => {
+                ShardAction::Ended { call: lock, result: Ok(_) } => {
                     self.timers.remove(&Timer::Machine(lock));
                     self.record_grant(lock, world);
                 }
-                ShardAction::Failed { call, failure } => self.record_failure(call, failure, world),
+                ShardAction::Ended { call, result: Err(failure) } => {
+                    self.record_failure(call, failure, world);
+                }
                 ShardAction::Extended { lock, round, verdict } => {
                     self.record_extension(lock, round, verdict, world);
                 }

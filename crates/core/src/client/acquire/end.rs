@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::node::State;
-use super::{Acquire, Failure, Outcome, Phase, Reason};
+use super::{Acquire, Failure, Phase, Reason};
 use crate::Answer;
 use crate::client::hold::HeldNode;
 use crate::client::{Action, Context, Hold, Release};
@@ -53,7 +53,7 @@ impl Acquire {
         }
         self.spec = spec;
         self.end(ctx);
-        self.actions.push_back(Action::Done(Outcome::Acquired(Box::new(hold))));
+        self.actions.push_back(Action::Done(Ok(Box::new(hold))));
     }
 
     /// Ends the call with the reason that follows from the last answers.
@@ -86,6 +86,6 @@ impl Acquire {
         self.release_all(ctx);
         self.end(ctx);
         let failure = Failure { reason, answers, took: ctx.now.since(self.started) };
-        self.actions.push_back(Action::Done(Outcome::Failed(failure)));
+        self.actions.push_back(Action::Done(Err(failure)));
     }
 }

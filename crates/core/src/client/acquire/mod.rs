@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use self::node::{Node, State};
 use super::late_timer::LateTimer;
-use super::{Action, Command, Context, Hold, Request, RequestId, Response, Spec, Token, limits};
+use super::{Action, Command, Context, Request, RequestId, Response, Spec, Token, limits};
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{Acquisition, Moment, Step, Validity};
 use crate::{Answer, Fence};
@@ -100,16 +100,6 @@ struct Agreement {
 struct Partial {
     since: Moment,
     yield_at: Moment,
-}
-
-/// How an [`Acquire`] ended.
-#[derive(Debug)]
-pub enum Outcome {
-    /// The lock is held. Its machine also processes the responses still missing, also those to
-    /// WAITs.
-    Acquired(Box<Hold>),
-    /// The lock is not held. Each [`Action::Release`] releases what nodes may have granted.
-    Failed(Failure),
 }
 
 /// The result of a call that did not acquire its lock.
