@@ -75,7 +75,7 @@ fn reply(found: Found, revokes: bool) -> Result<RevokeReply, NodeError> {
         Found::Nothing => (None, None),
         Found::Abstains => (None, Some("it was restarted".to_owned())),
     };
-    Ok(RevokeReply { was_locked: revokes.then_some(lease.is_some()), lease, abstains })
+    Ok(RevokeReply { was_locked: revokes && lease.is_some(), lease, abstains })
 }
 
 #[test]

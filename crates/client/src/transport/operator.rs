@@ -77,11 +77,11 @@ impl Connection {
 fn read_revocation(command: RevokeCommand, replies: Vec<Value>) -> Result<RevokeReply, NodeError> {
     let mut replies = replies.into_iter();
     let was_locked = match command {
-        RevokeCommand::Inspect => None,
+        RevokeCommand::Inspect => false,
         RevokeCommand::Revoke | RevokeCommand::RevokeNow => {
             match read(replies.next().unwrap_or(Value::Nil))? {
-                0 => Some(false),
-                1 => Some(true),
+                0 => false,
+                1 => true,
                 _ => return Err(NodeError::UnexpectedReply),
             }
         }
@@ -244,14 +244,14 @@ mod tests {
         let unexpected = Err(NodeError::UnexpectedReply);
         let reply = read_revocation(RevokeCommand::Revoke, replies.clone()).unwrap();
         let (was_locked, is_held) = (reply.was_locked, reply.lease.is_some());
-        assert_eq!((was_locked, is_held, reply.abstains), (Some(true), true, None));
+        assert_eq!((was_locked, is_held, reply.abstains), (true, true, None));
         let reply = read_revocation(RevokeCommand::RevokeNow, replies.clone()).unwrap();
         assert_eq!(reply.lease, None, "it is the next lock");
         assert_eq!(read_revocation(RevokeCommand::Inspect, replies), unexpected);
         let info =
             "lock_state:abstaining\r\nlock_abstain_reason:start\r\nlock_abstain_left_ms:59990\r\n";
         let reply = read_revocation(RevokeCommand::Inspect, vec![Value::Nil, text(info)]).unwrap();
-        assert_eq!((reply.was_locked, reply.abstains.as_deref()), (None, Some("59990 start")));
+        assert_eq!(reply.abstains.as_deref(), Some("59990 start"));
         let replies = vec![Value::Int(2), Value::Nil, voting()];
         assert_eq!(read_revocation(RevokeCommand::Revoke, replies), unexpected);
     }

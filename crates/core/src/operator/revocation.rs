@@ -62,8 +62,8 @@ pub enum RevokeCommand {
 /// A node's answer to a [`RevokeRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RevokeReply {
-    /// What REVOKE replied: whether there was a lock. `None` for [`RevokeCommand::Inspect`].
-    pub was_locked: Option<bool>,
+    /// Whether REVOKE found a lock; false for [`RevokeCommand::Inspect`].
+    pub was_locked: bool,
     /// The lease or foreign string under the key after that; `None` if the key is free, and for
     /// [`RevokeCommand::RevokeNow`].
     pub lease: Option<LeaseInfo>,
@@ -108,13 +108,13 @@ pub enum NodeRevocation {
 #[derive(Debug)]
 struct Node {
     result: NodeRevocation,
-    /// The earliest moment at which the revoked lease ends, by the clocks of this client.
-    revoked_until: Option<Moment>,
+    /// The earliest moment at which the lease that the node has revoked ends, by the clocks of this
+    /// client.
+    revoked_until: Moment,
     /// The latest moment at which the revoked lease ends.
     ended_by: Option<Moment>,
-    is_in_flight: bool,
-    /// When the next request is due, unless one is in flight.
-    next_at: Moment,
+    /// When the next request is due; `None` while one is in flight.
+    next_at: Option<Moment>,
 }
 
 impl Revocation {
@@ -122,10 +122,9 @@ impl Revocation {
     pub fn new(mode: RevokeMode, ctx: &Context<'_>) -> Self {
         let node = |_| Node {
             result: NodeRevocation::Pending,
-            revoked_until: None,
+            revoked_until: ctx.now,
             ended_by: None,
-            is_in_flight: false,
-            next_at: ctx.now,
+            next_at: Some(ctx.now),
         };
         let mut this = Self {
             majority: ctx.client_state.majority,
@@ -151,7 +150,7 @@ impl Revocation {
         if self.over {
             return None;
         }
-        let nodes = self.nodes.iter().filter(|node| !node.is_in_flight).map(|node| node.next_at);
+        let nodes = self.nodes.iter().filter_map(|node| node.next_at);
         nodes.chain(self.ends_at()).reduce(Moment::earlier)
     }
 
@@ -161,8 +160,8 @@ impl Revocation {
         let is_first = ctx.now == self.began;
         let command = if is_first { RevokeCommand::Revoke } else { RevokeCommand::Inspect };
         for node in 0..self.nodes.len() {
-            let Node { is_in_flight, next_at, .. } = self.nodes[node];
-            if !self.over && !is_in_flight && ctx.now.has_reached(next_at) {
+            let is_due = self.nodes[node].next_at.is_some_and(|at| ctx.now.has_reached(at));
+            if !self.over && is_due {
                 self.ask(node, command, ctx);
             }
         }
@@ -171,7 +170,7 @@ impl Revocation {
     fn ask(&mut self, node: usize, command: RevokeCommand, ctx: &Context<'_>) {
         match ctx.topology.route_held(node, true) {
             Ok(connection) => {
-                self.nodes[node].is_in_flight = true;
+                self.nodes[node].next_at = None;
                 self.requests.push_back(RevokeRequest { node, connection, command });
             }
             Err(error) => self.fail(node, error, ctx.now),
@@ -181,7 +180,7 @@ impl Revocation {
     /// Records an error. A lock that the node has revoked stays revoked.
     fn fail(&mut self, node: usize, error: NodeError, now: Moment) {
         let node = &mut self.nodes[node];
-        node.next_at = now.plus(limits::PAUSE_MAX);
+        node.next_at = Some(now.plus(limits::PAUSE_MAX));
         if !node.was_revoked() {
             node.result = NodeRevocation::Failed(error);
         }
@@ -195,26 +194,22 @@ impl Revocation {
         reply: Result<RevokeReply, NodeError>,
         ctx: &Context<'_>,
     ) {
-        self.nodes[node].is_in_flight = false;
-        self.nodes[node].next_at = ctx.now.plus(limits::PAUSE_MAX);
+        self.nodes[node].next_at = Some(ctx.now.plus(limits::PAUSE_MAX));
         match reply {
             Err(error) => self.fail(node, error, ctx.now),
             Ok(RevokeReply { was_locked, lease: Some(lease), .. }) => {
-                self.handle_lease(node, (sent, was_locked == Some(true)), lease, ctx);
+                self.handle_lease(node, (sent, was_locked), lease, ctx);
             }
             Ok(RevokeReply { was_locked, lease: None, abstains }) => {
                 let node = &mut self.nodes[node];
-                let was_revoked = node.was_revoked();
-                let has_revoked = was_locked == Some(true);
                 node.result = match abstains {
                     // The node may have forgotten the lock, unless this REVOKE has just found it.
-                    Some(reason) if !has_revoked => {
+                    Some(reason) if !was_locked => {
                         NodeRevocation::Failed(NodeError::Abstains { reason })
                     }
-                    _ if has_revoked || was_revoked => NodeRevocation::Ended,
+                    _ if was_locked || node.was_revoked() => NodeRevocation::Ended,
                     _ => NodeRevocation::Free,
                 };
-                node.revoked_until = None;
                 if self.mode == RevokeMode::AtDeadline {
                     node.ended_by = None;
                 }
@@ -249,7 +244,7 @@ impl Revocation {
             }
             let left = lease.ttl.unwrap_or_default();
             let node = &mut self.nodes[node];
-            node.revoked_until = Some(sent.plus(without_drift(left)));
+            node.revoked_until = sent.plus(without_drift(left));
             node.ended_by = Some(ctx.now.plus(with_drift(left)));
             node.result = NodeRevocation::Revoked(lease);
         } else if is_ours {
@@ -257,7 +252,6 @@ impl Revocation {
             self.nodes[node].result = NodeRevocation::Pending;
             self.ask(node, RevokeCommand::Revoke, ctx);
         } else {
-            self.nodes[node].revoked_until = None;
             self.nodes[node].result = NodeRevocation::Other(lease);
         }
     }
@@ -274,8 +268,8 @@ impl Revocation {
         let is_answered = self.nodes.iter().all(|node| node.result != NodeRevocation::Pending);
         if self.mode == RevokeMode::Now && !self.over && (self.certain || is_answered) {
             for node in 0..self.nodes.len() {
-                let is_revoked = matches!(self.nodes[node].result, NodeRevocation::Revoked(_));
-                if is_revoked && !self.nodes[node].is_in_flight {
+                let Node { result, next_at, .. } = &self.nodes[node];
+                if matches!(result, NodeRevocation::Revoked(_)) && next_at.is_some() {
                     self.ask(node, RevokeCommand::RevokeNow, ctx);
                 }
             }
@@ -296,7 +290,7 @@ impl Revocation {
     fn is_certain(&self, now: Moment) -> bool {
         self.on_majority(|node| {
             matches!(node.result, NodeRevocation::Revoked(_))
-                && node.revoked_until.is_some_and(|until| !now.has_reached(until))
+                && !now.has_reached(node.revoked_until)
         })
     }
 
@@ -339,7 +333,9 @@ impl Revocation {
 
     /// Whether each node has answered or failed, and no request is in flight.
     pub fn is_settled(&self) -> bool {
-        self.nodes.iter().all(|node| !node.is_in_flight && node.result != NodeRevocation::Pending)
+        self.nodes
+            .iter()
+            .all(|node| node.next_at.is_some() && node.result != NodeRevocation::Pending)
     }
 
     /// How much longer the lock may last, or its holder may run after [`RevokeMode::Now`],
