@@ -95,7 +95,8 @@ impl Quorum {
         let (view, mut changed) = (|| network.view.load(), network.changed.clone());
         let enough = changed.wait_for(|()| {
             let view = view();
-            view.settled || view.admitted >= majority.size()
+            let voting = view.links.iter().filter(|link| link.error.is_none());
+            view.settled || voting.count() >= majority.size()
         });
         let _ = timeout(limit, enough).await;
         let stragglers = changed.wait_for(|()| view().settled);

@@ -29,8 +29,6 @@ pub(crate) struct View {
     pub(crate) links: Vec<LinkHealth>,
     /// Whether every node has been reached or has failed once.
     pub(crate) settled: bool,
-    /// The number of nodes that can vote.
-    pub(crate) admitted: usize,
     /// The connections to each node that may carry requests.
     pub(crate) connections: Vec<Vec<OpenConnection>>,
 }
@@ -222,7 +220,6 @@ impl View {
             topology: links.topology(),
             links: links.health(),
             settled: links.has_tried_all(),
-            admitted: links.admitted(),
             connections: connections.to_vec(),
         }
     }

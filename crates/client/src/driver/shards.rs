@@ -47,6 +47,7 @@ pub(crate) struct Shards {
 }
 
 /// One shard of a client, which its mutex protects.
+#[derive(Default)]
 pub(crate) struct State {
     pub(crate) machines: Shard,
     timers: Timers,
@@ -81,19 +82,13 @@ pub(crate) struct Callers {
 /// Until a release is over, the client's connections stay open, and `flush` waits for it.
 type OpenRelease = (Arc<Shards>, TaskTrackerToken);
 
-/// What callers learn once the mutex is unlocked: to wake a task may take locks of an executor.
-enum News {
-    Call(oneshot::Sender<CallResult>, CallResult),
-    Release(oneshot::Sender<ReleaseResult>, ReleaseResult),
-    Round(oneshot::Sender<ExtensionVerdict>, ExtensionVerdict),
-    Lock(Weak<LockInner>, ExtensionVerdict),
-    /// Nothing waits any more. To drop this may end the client.
-    Over {
-        _callers: Box<Callers>,
-    },
-    ReleaseOver {
-        _open: OpenRelease,
-    },
+/// What is done once the mutex is unlocked: to wake a task may take locks of an executor, and to
+/// drop a release may end the client.
+type Unlocked = Box<dyn FnOnce() + Send>;
+
+/// Tells a caller its result. A caller that is gone cancels its call, or drops its lock, by itself.
+fn tell<T: Send + 'static>(caller: oneshot::Sender<T>, result: T) -> Unlocked {
+    Box::new(move || drop(caller.send(result)))
 }
 
 impl Shards {
@@ -101,7 +96,7 @@ impl Shards {
         let shards = Arc::new(Self {
             network,
             tasks: TaskTracker::new(),
-            states: (0..SHARDS).map(|_| Mutex::new(State::new())).collect(),
+            states: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
         });
         for index in 0..SHARDS {
@@ -128,13 +123,13 @@ impl Shards {
         index: usize,
         event: impl FnOnce(&mut State, &mut Context<'_>) -> T,
     ) -> T {
-        let mut news = Vec::new();
-        let result = self.with_state(index, |state| {
+        let (result, unlocked) = self.with_state(index, |state| {
             let (result, now) = self.network.with_context(|ctx| (event(state, ctx), ctx.now));
-            state.act(self, index, now, &mut news);
-            result
+            (result, state.act(self, index, now))
         });
-        tell(news);
+        for act in unlocked {
+            act();
+        }
         result
     }
 
@@ -230,22 +225,9 @@ impl Drop for Shards {
 }
 
 impl State {
-    fn new() -> Self {
-        Self {
-            machines: Shard::default(),
-            timers: Timers::default(),
-            wake: Arc::default(),
-            wakes_at: Duration::ZERO,
-            callers: Callers::default(),
-            locks: ByNumber::default(),
-            opening: ByNumber::default(),
-            last_built: None,
-            is_closed: false,
-        }
-    }
-
-    /// Carries out all actions of the machines.
-    fn act(&mut self, shards: &Arc<Shards>, index: usize, now: Moment, news: &mut Vec<News>) {
+    /// Carries out all actions of the machines. Returns what is left to do without the mutex.
+    fn act(&mut self, shards: &Arc<Shards>, index: usize, now: Moment) -> Vec<Unlocked> {
+        let mut unlocked: Vec<Unlocked> = Vec::new();
         let mut failed = VecDeque::new();
         loop {
             let Some(action) = self.machines.poll() else {
@@ -285,15 +267,20 @@ impl State {
                 }
                 ShardAction::Ended { call, result } => {
                     let caller = self.callers.calls.remove(&call);
-                    news.extend(caller.map(|caller| News::Call(caller, result)));
+                    unlocked.extend(caller.map(|caller| tell(caller, result)));
                 }
                 ShardAction::Extended { lock, round, verdict } => {
                     let answered =
                         |(of, awaited, _): &mut (u64, u32, _)| *of == lock && *awaited <= round;
-                    let observer = self.locks.get(&lock).cloned();
-                    news.extend(observer.map(|lock| News::Lock(lock, verdict)));
+                    if let Some(lock) = self.locks.get(&lock).cloned() {
+                        unlocked.push(Box::new(move || {
+                            if let Some(lock) = lock.upgrade() {
+                                lock.on_verdict(verdict);
+                            }
+                        }));
+                    }
                     let answered = self.callers.rounds.extract_if(.., answered);
-                    news.extend(answered.map(|(_, _, caller)| News::Round(caller, verdict)));
+                    unlocked.extend(answered.map(|(_, _, caller)| tell(caller, verdict)));
                 }
                 ShardAction::Repaired(granted) => telemetry::repaired(granted),
                 ShardAction::Releases { release, .. } => {
@@ -306,25 +293,28 @@ impl State {
                         (release.verdict(), self.callers.releases.remove(&number))
                     {
                         let answers = release.answers().cloned().collect();
-                        news.push(News::Release(caller, (verdict, answers)));
+                        unlocked.push(tell(caller, (verdict, answers)));
                     }
                 }
                 ShardAction::ReleaseOver(number) => {
                     self.machines.take_release(number);
                     self.callers.releases.remove(&number);
                     let open = self.callers.open_releases.remove(&number);
-                    news.extend(open.map(|open| News::ReleaseOver { _open: open }));
+                    unlocked.push(Box::new(move || drop(open)));
                 }
             }
         }
         if self.is_closed {
-            news.push(News::Over { _callers: Box::new(mem::take(&mut self.callers)) });
+            // Nothing waits any more.
+            let callers = mem::take(&mut self.callers);
+            unlocked.push(Box::new(move || drop(callers)));
         }
         let next = self.timers.next();
         if next < self.wakes_at {
             self.wakes_at = next;
             self.wake.notify_one();
         }
+        unlocked
     }
 
     fn encode(&mut self, request: Request, spec: Arc<Spec>) -> Outgoing {
@@ -337,23 +327,6 @@ impl State {
                 self.last_built = Some((request, spec, outgoing.clone()));
                 outgoing
             }
-        }
-    }
-}
-
-/// A caller that is gone cancels its call, or drops its lock, by itself.
-fn tell(news: Vec<News>) {
-    for news in news {
-        match news {
-            News::Call(caller, result) => drop(caller.send(result)),
-            News::Release(caller, result) => drop(caller.send(result)),
-            News::Round(caller, verdict) => drop(caller.send(verdict)),
-            News::Lock(lock, verdict) => {
-                if let Some(lock) = lock.upgrade() {
-                    lock.on_verdict(verdict);
-                }
-            }
-            News::Over { .. } | News::ReleaseOver { .. } => {}
         }
     }
 }

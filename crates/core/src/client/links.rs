@@ -192,11 +192,6 @@ impl Links {
         self.nodes.iter().all(Link::was_tried)
     }
 
-    /// How many nodes can vote.
-    pub fn admitted(&self) -> usize {
-        self.nodes.iter().filter(|link| link.health().error.is_none()).count()
-    }
-
     /// Carries out what is due.
     pub fn handle_timeout(
         &mut self,
