@@ -310,7 +310,8 @@ fn node_with_a_lost_yield_never_counts_for_the_lock() {
 }
 
 fn granted_key(position: usize) -> Response {
-    Response::FenceAndKey { fence: Fence::new(7).unwrap(), waited: Duration::ZERO, key: position }
+    let fence = Fence::new(7).unwrap();
+    Response::Granted { fence, waited: Duration::ZERO, key: Some(position) }
 }
 
 fn keys_of(sent: &OutgoingRequest) -> Vec<&[u8]> {

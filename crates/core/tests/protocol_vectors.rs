@@ -275,9 +275,10 @@ fn call(nodes: usize, random: u64, wait: Option<Duration>) -> ScriptedCall {
 /// What a node that answers each request with this word answers; `None` if it does not answer.
 fn answer(word: &str, request: &Request) -> Option<Response> {
     let held = |is_older| Some(Response::Held { number: fence(7), is_older });
+    let grant = |fence| Some(Response::Granted { fence, waited: Duration::ZERO, key: None });
     match (word, request.command) {
-        ("granted", Command::Acquire { fence }) => Some(Response::Fence(fence)),
-        ("granted", Command::Extend { .. }) => Some(Response::Fence(fence(8))),
+        ("granted", Command::Acquire { fence }) => grant(fence),
+        ("granted", Command::Extend { .. }) => grant(fence(8)),
         ("granted", Command::Yield) => Some(Response::Kept),
         ("older", _) => held(true),
         ("younger", _) => held(false),

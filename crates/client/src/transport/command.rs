@@ -55,7 +55,10 @@ impl Outgoing {
             (
                 Command::Acquire { .. } | Command::Extend { .. } | Command::SwapToken { .. },
                 Value::Int(fence),
-            ) => Response::Fence(Fence::new(u64::try_from(fence).ok()?)?),
+            ) => {
+                let fence = Fence::new(u64::try_from(fence).ok()?)?;
+                Response::Granted { fence, waited: Duration::ZERO, key: None }
+            }
             _ => return None,
         })
     }
@@ -65,20 +68,24 @@ impl Outgoing {
         let (fence, waited_us, key) = match (self.command, &self.any) {
             (Command::Wait { .. }, None) => {
                 let (fence, waited_us) = from_redis_value::<(u64, u64)>(value).ok()?;
-                let waited = Duration::from_micros(waited_us);
-                return Some(Response::FenceAfterWait { fence: Fence::new(fence)?, waited });
+                (fence, waited_us, None)
             }
             (Command::Wait { .. }, Some(_)) => {
-                from_redis_value::<(u64, u64, Vec<u8>)>(value).ok()?
+                let (fence, waited_us, key) =
+                    from_redis_value::<(u64, u64, Vec<u8>)>(value).ok()?;
+                (fence, waited_us, Some(key))
             }
             _ => {
                 let (fence, key) = from_redis_value::<(u64, Vec<u8>)>(value).ok()?;
-                (fence, 0, key)
+                (fence, 0, Some(key))
             }
         };
-        let key = self.any.as_ref()?.iter().position(|asked| asked == key)?;
+        let key = match key {
+            Some(key) => Some(self.any.as_ref()?.iter().position(|asked| asked == key)?),
+            None => None,
+        };
         let waited = Duration::from_micros(waited_us);
-        Some(Response::FenceAndKey { fence: Fence::new(fence)?, waited, key })
+        Some(Response::Granted { fence: Fence::new(fence)?, waited, key })
     }
 }
 

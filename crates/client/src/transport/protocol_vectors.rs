@@ -113,18 +113,22 @@ fn request(name: &str) -> Outgoing {
 }
 
 fn reply(mut case: Fields) {
-    let outgoing = request(&case.text("request"));
+    let name = case.text("request");
+    let outgoing = request(&name);
     let response = outgoing.read(::redis::parse_redis_value(case.text("reply").as_bytes()));
     let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap();
     let means = match response {
-        Response::Fence(fence) => serde_json::json!({ "fence": fence.get() }),
-        Response::FenceAfterWait { fence, waited } => {
+        Response::Granted { fence, waited, key: None } if name.starts_with("wait") => {
             serde_json::json!({ "fence": fence.get(), "waited_us": micros(waited) })
         }
-        Response::FenceAndKey { fence, waited, key } => {
+        Response::Granted { fence, waited: Duration::ZERO, key: None } => {
+            serde_json::json!({ "fence": fence.get() })
+        }
+        Response::Granted { fence, waited, key: Some(key) } => {
             let (waited_us, key) = (micros(waited), format!("s:{key:02}"));
             serde_json::json!({ "fence": fence.get(), "waited_us": waited_us, "key": key })
         }
+        Response::Granted { .. } => panic!("{name} does not wait: {}", case.text),
         Response::Held { number, is_older } => {
             serde_json::json!({ "held": number.get(), "older": is_older })
         }

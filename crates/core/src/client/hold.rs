@@ -447,7 +447,7 @@ impl Hold {
             return;
         }
         let straggler = self.nodes[node].straggler.filter(|it| it.round == id.round);
-        if matches!(response, Response::FenceAndKey { .. }) && straggler.is_none() {
+        if matches!(response, Response::Granted { key: Some(_), .. }) && straggler.is_none() {
             // A late answer to a request of the call, whose key is not known any more.
             self.give_other_keys_back(node, ctx);
         }
@@ -515,8 +515,8 @@ impl Hold {
             }
             (
                 StragglerKind::Acquire { key } | StragglerKind::Wait { key },
-                Response::FenceAndKey { key: granted, .. },
-            ) if key != Some(*granted) => {
+                Response::Granted { key: granted @ Some(_), .. },
+            ) if key != *granted => {
                 self.give_other_keys_back(index, ctx);
                 Answer::Refused
             }

@@ -115,23 +115,14 @@ pub struct OutgoingRequest {
 /// The response to a request, or the lack of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Response {
-    /// ACQUIRE without WAIT, or EXTEND: the token holds the lock, with this fence.
-    Fence(Fence),
-    /// ACQUIRE with WAIT: the token holds the lock.
-    FenceAfterWait {
+    /// ACQUIRE, EXTEND: the token holds the lock.
+    Granted {
         /// The fence on this node.
         fence: Fence,
-        /// How long the node made the client wait, by the node's clock.
+        /// How long the node made the client wait, by the node's clock; zero without WAIT.
         waited: Duration,
-    },
-    /// ACQUIREANY: the token holds the lock of one of the keys.
-    FenceAndKey {
-        /// The fence on this node.
-        fence: Fence,
-        /// How long the node made the client wait; zero without WAIT.
-        waited: Duration,
-        /// The position of that key among the keys of the request.
-        key: usize,
+        /// After ACQUIREANY, the position of the granted key among the keys of the request.
+        key: Option<usize>,
     },
     /// RELEASE: the token held the lock. YIELD: the token gave the lock up. PING: PONG.
     Yes,
@@ -167,23 +158,10 @@ impl Response {
         matches!(self, Self::Failed(error) if !error.is_answer())
     }
 
-    /// The fence of a grant, how long the node made the client wait, and of several keys the
-    /// position of the granted one; `None` if this is no grant.
-    pub(super) fn grant(&self) -> Option<(Fence, Duration, Option<usize>)> {
-        match *self {
-            Self::Fence(fence) => Some((fence, Duration::ZERO, None)),
-            Self::FenceAfterWait { fence, waited } => Some((fence, waited, None)),
-            Self::FenceAndKey { fence, waited, key } => Some((fence, waited, Some(key))),
-            _ => None,
-        }
-    }
-
     /// The answer as errors and reports show it.
     pub fn to_answer(&self) -> Answer {
         match self {
-            Self::Fence(fence)
-            | Self::FenceAfterWait { fence, .. }
-            | Self::FenceAndKey { fence, .. } => Answer::Granted(Some(*fence)),
+            Self::Granted { fence, .. } => Answer::Granted(Some(*fence)),
             Self::Yes | Self::Kept => Answer::Granted(None),
             Self::Held { .. } | Self::No => Answer::Refused,
             Self::Failed(error) => Answer::Failed(error.clone()),

@@ -104,11 +104,11 @@ pub(crate) fn ticket(above_clock: u64) -> Fence {
 }
 
 pub(crate) fn granted() -> Response {
-    Response::Fence(ticket(0))
+    granted_after(Duration::ZERO)
 }
 
 pub(crate) fn granted_after(waited: Duration) -> Response {
-    Response::FenceAfterWait { fence: ticket(0), waited }
+    Response::Granted { fence: ticket(0), waited, key: None }
 }
 
 /// A refusal with the number `above_clock`.

@@ -322,18 +322,18 @@ impl World {
                 WaitReply::Granted { fence, waited_us, key } => {
                     let Blocked { token, ttl, mode, ref keys, .. } = blocked;
                     let waited = Duration::from_micros(waited_us);
-                    match key.map(|key| self.plan.key_index(key.as_bytes())) {
+                    let key = match key.map(|key| self.plan.key_index(key.as_bytes())) {
                         None => {
                             self.claim_lease(node, keys, (token, mode), ttl, now);
-                            Response::FenceAfterWait { fence, waited }
+                            None
                         }
                         Some(key) => {
                             self.claim_lease(node, &[key], (token, mode), ttl, now);
                             let key = keys.iter().position(|asked| *asked == key);
-                            let key = key.expect("the client asked for this key");
-                            Response::FenceAndKey { fence, waited, key }
+                            Some(key.expect("the client asked for this key"))
                         }
-                    }
+                    };
+                    Response::Granted { fence, waited, key }
                 }
                 WaitReply::Refused => Response::No,
                 WaitReply::Failed(error) => failed(&error),
@@ -397,6 +397,7 @@ impl World {
             fence,
             new_token,
         };
+        let waited = Duration::ZERO;
         let response = match request.command {
             Command::Acquire { fence }
             | Command::AcquireAny { fence }
@@ -420,18 +421,14 @@ impl World {
                     wait_ms: u64::try_from(wait.unwrap_or_default().as_millis())
                         .unwrap_or(u64::MAX),
                 };
-                let waited = Duration::ZERO;
                 match host.server.execute(now, &node::Command::Acquire(acquire)) {
                     Ok(Reply::Granted(fence)) => {
                         self.claim_lease(node, &keys, holder, ttl, now);
-                        Some(match wait {
-                            Some(_) => Response::FenceAfterWait { fence, waited },
-                            None => Response::Fence(fence),
-                        })
+                        Some(Response::Granted { fence, waited, key: None })
                     }
                     Ok(Reply::GrantedOne { fence, key }) => {
                         self.claim_lease(node, &keys[key..=key], holder, ttl, now);
-                        Some(Response::FenceAndKey { fence, waited, key })
+                        Some(Response::Granted { fence, waited, key: Some(key) })
                     }
                     Ok(Reply::Waits) => {
                         let token = request.token;
@@ -456,7 +453,7 @@ impl World {
                         for &key in &keys {
                             self.claims.extend(node, key, holder, self.now, until);
                         }
-                        Response::Fence(fence)
+                        Response::Granted { fence, waited, key: None }
                     }
                     other => refused(&other),
                 })
@@ -469,7 +466,7 @@ impl World {
                         let kinds = [ClaimKind::Lease, ClaimKind::Foreign];
                         self.end_claims(node, &keys, request.token, &kinds);
                         self.claim_lease(node, &keys, (new, mode), ttl, now);
-                        Response::Fence(fence)
+                        Response::Granted { fence, waited, key: None }
                     }
                     other => refused(&other),
                 })

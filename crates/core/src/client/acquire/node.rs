@@ -101,7 +101,8 @@ impl Node {
     pub(super) fn awaits(&mut self, round: u32, response: &Response) -> bool {
         if round != self.round {
             self.reach.wait.take_if(|wait| *wait == round);
-            self.reach.may_have_others |= matches!(response, Response::FenceAndKey { .. });
+            self.reach.may_have_others |=
+                matches!(response, Response::Granted { key: Some(_), .. });
         }
         round == self.round
     }
@@ -328,12 +329,20 @@ impl Acquire {
                 node.pause(ctx.now);
             }
             (_, Response::Failed(error)) => node.fail(error.clone(), ctx.now),
-            _ => self.granted(index, response, ctx),
+            (_, Response::Granted { fence, waited, key }) => {
+                self.granted(index, *fence, *waited, *key, ctx);
+            }
         }
     }
 
-    fn granted(&mut self, index: usize, response: &Response, ctx: &Context<'_>) {
-        let Some((fence, waited, key)) = response.grant() else { return };
+    fn granted(
+        &mut self,
+        index: usize,
+        fence: Fence,
+        waited: Duration,
+        key: Option<usize>,
+        ctx: &Context<'_>,
+    ) {
         let ttl = self.spec.ttl;
         let node = &mut self.nodes[index];
         let slot = key.map(|key| {
@@ -357,7 +366,7 @@ impl Acquire {
         node.due = None;
         node.state = State::Granted;
         let answer = match response {
-            Response::Fence(fence) => {
+            Response::Granted { fence, .. } => {
                 if let Some(lease) = &mut node.lease {
                     lease.fence = *fence;
                 }
