@@ -35,11 +35,6 @@ impl RoundTrips {
         self.estimates_us[node].store(u64::try_from(us).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// The longest estimate of all nodes.
-    pub fn longest(&self) -> Duration {
-        (0..self.estimates_us.len()).map(|node| self.of(node)).max().unwrap_or_default()
-    }
-
     /// The median of the estimates.
     pub fn typical(&self) -> Duration {
         let mut all: smallvec::SmallVec<[Duration; 8]> =

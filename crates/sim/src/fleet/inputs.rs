@@ -60,6 +60,8 @@ impl Inputs {
 
     /// Returns the time limit of a request to the slowest node.
     pub(super) fn longest_timeout(&self, spec: &Spec) -> Duration {
-        limits::node_timeout(self.client_state.round_trips.longest(), spec.ttl)
+        let nodes = 0..self.client_state.majority.nodes();
+        let longest = nodes.map(|node| self.client_state.round_trips.of(node)).max();
+        limits::node_timeout(longest.unwrap_or_default(), spec.ttl)
     }
 }
