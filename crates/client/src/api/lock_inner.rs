@@ -70,7 +70,7 @@ impl LockInner {
     pub(crate) fn ownership(&self) -> quorum::Ownership {
         // The clock is read under the mutex, since a wait for the mutex uses up validity.
         let ownership = self.read(|hold| hold.ownership(clock::now()));
-        ownership.unwrap_or(quorum::Ownership::Lost(LossReason::NotHeld))
+        ownership.unwrap_or(quorum::Ownership::Lost(LossReason::GivenUp))
     }
 
     /// The present mode, which a downgrade changes.
@@ -114,11 +114,10 @@ impl LockInner {
     /// Returns the validity that is left. The error is why the lock was lost, or `None` when it was
     /// released or detached.
     pub(crate) fn validity_or_end(&self) -> Result<Duration, Option<LostError>> {
-        let read = |hold: &Hold| (!hold.was_given_up()).then(|| hold.ownership(clock::now()));
-        match self.read(read).flatten() {
-            None => Err(None),
-            Some(quorum::Ownership::Lost(end)) => Err(Some(self.loss_of(end))),
-            Some(quorum::Ownership::Held(left) | quorum::Ownership::Uncertain(left)) => Ok(left),
+        match self.ownership() {
+            quorum::Ownership::Lost(LossReason::GivenUp) => Err(None),
+            quorum::Ownership::Lost(end) => Err(Some(self.loss_of(end))),
+            quorum::Ownership::Held(left) | quorum::Ownership::Uncertain(left) => Ok(left),
         }
     }
 
@@ -222,10 +221,12 @@ impl LockInner {
 
     pub(crate) fn loss_of(&self, end: LossReason) -> LostError {
         match end {
-            LossReason::NotHeld | LossReason::Expired if self.is_revoked() => {
+            LossReason::NotHeld | LossReason::GivenUp | LossReason::Expired
+                if self.is_revoked() =>
+            {
                 LostError::Revoked { nodes: self.report() }
             }
-            LossReason::NotHeld => LostError::Ended { nodes: self.report() },
+            LossReason::NotHeld | LossReason::GivenUp => LostError::Ended { nodes: self.report() },
             LossReason::Expired => LostError::Expired { nodes: self.report() },
             LossReason::HeldTooLong => {
                 LostError::HeldTooLong { max_hold: self.spec.max_hold.unwrap_or(Duration::MAX) }

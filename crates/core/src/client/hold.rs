@@ -2,8 +2,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
 use super::Spec;
 use super::late_timer::LateTimer;
 use super::reach::Reach;
@@ -13,8 +11,7 @@ use super::{
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{
-    Extension, ExtensionVerdict, KnownBefore, LossReason, Majority, Moment, Ownership,
-    OwnershipState, Win,
+    Extension, ExtensionVerdict, KnownBefore, Majority, Moment, Ownership, OwnershipState, Win,
 };
 use crate::{Answer, Fence, NodeError};
 
@@ -32,8 +29,6 @@ pub struct Hold {
     fence: Fence,
     since: Moment,
     state: OwnershipState,
-    /// Whether the holder released or detached the lock.
-    over: bool,
     nodes: Vec<HeldNode>,
     /// The next unused round number.
     next_round: u32,
@@ -62,6 +57,8 @@ pub(super) struct HeldNode {
     acquire_sent_at: Moment,
     /// Whether the node has answered an extension or a repair, or could not be sent an extension.
     answered_since: bool,
+    /// The connection of the unanswered EXTEND of the last round.
+    extend_on: Option<u64>,
     /// The round number of an unanswered repair.
     repair: Option<u32>,
     /// The unanswered request of the call that acquired the lock, or the WAIT in front.
@@ -108,8 +105,6 @@ struct Round {
     /// The round number of the EXTENDs. The repairs of the round use the next one.
     number: u32,
     core: Extension,
-    /// The connection of each unanswered request, by node.
-    pending: SmallVec<[Option<u64>; 5]>,
     /// When unanswered nodes count as silent, and after how long; `None` once they do.
     due: Option<(Moment, Duration)>,
 }
@@ -130,6 +125,7 @@ impl HeldNode {
             reach,
             acquire_sent_at: now,
             answered_since: false,
+            extend_on: None,
             repair: None,
             straggler,
             opening: None,
@@ -191,7 +187,6 @@ impl Hold {
             fence: win.fence,
             since: ctx.now,
             state: OwnershipState::new(win.validity, ctx.now, max_hold),
-            over: false,
             nodes,
             next_round,
             repair_rounds: 0,
@@ -232,12 +227,12 @@ impl Hold {
 
     /// Whether the holder released or detached the lock.
     pub fn was_given_up(&self) -> bool {
-        self.over
+        self.state.was_given_up()
     }
 
     /// Whether the lock is held, and for how long. A released lock counts as lost.
     pub fn ownership(&self, now: Moment) -> Ownership {
-        if self.over { Ownership::Lost(LossReason::NotHeld) } else { self.state.ownership(now) }
+        self.state.ownership(now)
     }
 
     /// Whether the caller may begin to use the lock, of which it learns now. If it did not run for
@@ -250,7 +245,7 @@ impl Hold {
 
     /// Whether an extension can move the deadline of the lock.
     pub fn is_extensible(&self, now: Moment) -> bool {
-        !self.over && !self.is_revoked() && self.state.is_extensible(now)
+        !self.is_revoked() && self.state.is_extensible(now)
     }
 
     /// Whether an operator revoked the lock on enough nodes to rule out a majority that extends it.
@@ -278,9 +273,6 @@ impl Hold {
     /// before its deadline. The time is also short while a node says that it misses the lock: until
     /// that node is repaired, the failure of one other node may lose the lock.
     fn renew_after(&self) -> Option<Duration> {
-        if self.over {
-            return None;
-        }
         let regular = self.state.next_extension_in(self.decided_at, self.spec.ttl)?;
         // The call's own requests, and the WAIT in front, come first.
         let waits_for_front = self.front_at().is_some();
@@ -339,7 +331,7 @@ impl Hold {
     }
 
     fn has_ended(&self, now: Moment) -> bool {
-        matches!(self.ownership(now), Ownership::Lost(_))
+        self.state.remaining(now).is_none()
     }
 
     /// Returns the number of the round; `None` if the lock has ended.
@@ -355,22 +347,15 @@ impl Hold {
         let known = |node: usize| self.nodes[node].known(ctx.topology.incarnation(node));
         let core = Extension::new(majority, ctx.now, self.spec.ttl, known);
         let limit = self.spec.longest_timeout(ctx);
-        self.round = Some(Round {
-            number,
-            core,
-            pending: SmallVec::from_elem(None, self.nodes.len()),
-            due: Some((ctx.now.plus(limit), limit)),
-        });
+        self.round = Some(Round { number, core, due: Some((ctx.now.plus(limit), limit)) });
         let request = Request { token: self.token, command: Command::Extend { fence: None } };
         for node in 0..self.nodes.len() {
+            self.nodes[node].extend_on = None;
             let was_asked = self.nodes[node].reach.delivery != Delivery::NotSent;
-            let is_doubtful = self.nodes[node].is_doubtful;
             match ctx.topology.route_held(node, was_asked) {
-                Ok(_) if is_doubtful => self.answer_round(node, None, ctx),
+                Ok(_) if self.nodes[node].is_doubtful => self.answer_round(node, None, ctx),
                 Ok(connection) => {
-                    if let Some(round) = &mut self.round {
-                        round.pending[node] = Some(connection);
-                    }
+                    self.nodes[node].extend_on = Some(connection);
                     let id = RequestId { round: number, node };
                     self.send(id, connection, request);
                 }
@@ -423,15 +408,15 @@ impl Hold {
         let Some(round) = &mut self.round else { return };
         let Some((_, limit)) = round.due.filter(|(at, _)| ctx.now.has_reached(*at)) else { return };
         round.due = None;
-        let pending = round.pending.clone();
-        for (node, connection) in pending.into_iter().enumerate() {
-            if let Some(connection) = connection {
-                self.nodes[node].answer = Answer::Failed(self.spec.timed_out(node, limit, ctx));
+        let verdict = round.core.expire();
+        for (node, state) in self.nodes.iter_mut().enumerate() {
+            if let Some(connection) = state.extend_on {
+                state.answer = Answer::Failed(self.spec.timed_out(node, limit, ctx));
                 ctx.client_state.round_trips.timed_out(node);
                 self.actions.push_back(Action::Suspect { node, connection });
             }
         }
-        if let Some(verdict) = self.round.as_mut().and_then(|round| round.core.expire()) {
+        if let Some(verdict) = verdict {
             self.decide(verdict, ctx);
         }
     }
@@ -459,10 +444,8 @@ impl Hold {
             self.handle_straggler(node, straggler.kind, response, ctx);
         } else if self.nodes[node].repair == Some(id.round) {
             self.handle_repaired(node, response, ctx);
-        } else if let Some(round) = &mut self.round
-            && round.number == id.round
-        {
-            let connection = round.pending[node].take();
+        } else if self.round.as_ref().is_some_and(|round| round.number == id.round) {
+            let connection = self.nodes[node].extend_on.take();
             // Requests through one connection arrive in order, so the ACQUIRE has arrived, too.
             let arrived = connection.is_some() && self.nodes[node].reach.connection() == connection;
             if arrived && !matches!(response, Response::Failed(_)) {
@@ -480,7 +463,7 @@ impl Hold {
             if found_missing && self.may_repair() && self.is_extensible(ctx.now) {
                 self.begin_round(ctx);
             }
-        } else if is_refusal(response) {
+        } else if response.holds() == Some(false) {
             // A late answer of an earlier round. What the node grants after it is late, too.
             self.nodes[node].counts = false;
             self.nodes[node].answered_since = true;
@@ -524,7 +507,7 @@ impl Hold {
         };
         let node = &mut self.nodes[index];
         let is_granted = matches!(answer, Answer::Granted(_));
-        if self.over || (node.answered_since && !is_granted) {
+        if self.state.was_given_up() || (node.answered_since && !is_granted) {
             return;
         }
         node.counts |= is_granted && in_time && !node.answered_since;
@@ -538,8 +521,13 @@ impl Hold {
 
     /// Releases those of several keys that the lock does not have, on one node.
     fn give_other_keys_back(&mut self, index: usize, ctx: &Context<'_>) {
-        let Some(spec) = self.spec.of_other_slots() else { return };
-        let release = Release::on(self.token, &spec, ctx, |node| node == index);
+        if let Some(others) = self.spec.of_other_slots() {
+            self.release_on(index, &others, ctx);
+        }
+    }
+
+    fn release_on(&mut self, index: usize, spec: &Arc<Spec>, ctx: &Context<'_>) {
+        let release = Release::on(self.token, spec, ctx, |node| node == index);
         self.actions.push_back(Action::Release(Box::new(release)));
     }
 
@@ -619,21 +607,6 @@ impl Hold {
         Some((Request { token: self.token, command }, Arc::clone(&self.spec)))
     }
 
-    /// Sends ACQUIRE with the lock's token and fence. Returns whether the request was sent.
-    fn send_acquire(&mut self, index: usize, round: u32, ctx: &Context<'_>) -> bool {
-        let Ok(connection) = ctx.topology.route_acquire(index) else { return false };
-        let node = &mut self.nodes[index];
-        node.reach.delivery = Delivery::InFlight { connection };
-        node.incarnation = ctx.topology.incarnation(index);
-        node.acquire_sent_at = ctx.now;
-        // Clients that wait there, with older tickets too, do not keep the holder from its lock.
-        let command = Command::Acquire { fence: Fence::ZERO };
-        let request = Request { token: self.token, command };
-        let id = RequestId { round, node: index };
-        self.send(id, connection, request);
-        true
-    }
-
     fn handle_repaired(&mut self, index: usize, response: &Response, ctx: &Context<'_>) {
         let node = &mut self.nodes[index];
         node.repair = None;
@@ -644,8 +617,8 @@ impl Hold {
         node.counts |= response.holds() == Some(true) && in_time;
         self.actions.push_back(Action::Repaired(response.holds() == Some(true)));
         self.record_answer(index, response.to_answer(), ctx);
-        if self.over {
-            self.undo_repair(index, ctx);
+        if self.was_given_up() {
+            self.release_on(index, &Arc::clone(&self.spec), ctx);
         }
     }
 
@@ -671,9 +644,7 @@ impl Hold {
         let Some(round) = &self.round else { return };
         let (number, is_confirmed) = (round.number, round.core.is_extended());
         self.decided_at = ctx.now;
-        if !self.over {
-            self.state.settle(verdict, ctx.now);
-        }
+        self.state.settle(verdict, ctx.now);
         for node in self.nodes.iter_mut().filter(|_| is_confirmed) {
             node.counts |= matches!(node.answer, Answer::Granted(_));
         }
@@ -694,20 +665,22 @@ impl Hold {
             return;
         }
         let Some(number) = self.round.as_ref().map(|round| round.number + 1) else { return };
-        if self.send_acquire(index, number, ctx) {
-            self.nodes[index].repair = Some(number);
-        }
-    }
-
-    fn undo_repair(&mut self, index: usize, ctx: &Context<'_>) {
-        let release = Release::on(self.token, &self.spec, ctx, |node| node == index);
-        self.actions.push_back(Action::Release(Box::new(release)));
+        let Ok(connection) = ctx.topology.route_acquire(index) else { return };
+        let node = &mut self.nodes[index];
+        node.repair = Some(number);
+        node.reach.delivery = Delivery::InFlight { connection };
+        node.incarnation = ctx.topology.incarnation(index);
+        node.acquire_sent_at = ctx.now;
+        // Clients that wait there, with older tickets too, do not keep the holder from its lock.
+        let command = Command::Acquire { fence: Fence::ZERO };
+        let id = RequestId { round: number, node: index };
+        self.send(id, connection, Request { token: self.token, command });
     }
 
     /// Begins the release. Returns the ownership before it, and the machine that releases the lock.
     pub fn release(&mut self, ctx: &Context<'_>) -> (Ownership, Release) {
         let ownership = self.ownership(ctx.now);
-        self.over = true;
+        self.state.give_up();
         // Of several keys, a request that is unanswered or lost may be granted any.
         let may_have_others = |node: &HeldNode| {
             let is_unanswered = node.straggler.is_some() || node.reach.connection().is_some();
@@ -728,11 +701,8 @@ impl Hold {
     /// Gives the lock up for another process to attach. The lock stays on its nodes until its
     /// deadline. Returns the remaining validity; `None` if the lock is lost.
     pub fn detach(&mut self, now: Moment) -> Option<Duration> {
-        let left = match self.ownership(now) {
-            Ownership::Held(left) | Ownership::Uncertain(left) => Some(left),
-            Ownership::Lost(_) => None,
-        };
-        self.over = true;
+        let left = self.state.remaining(now);
+        self.state.give_up();
         left
     }
 
@@ -742,9 +712,4 @@ impl Hold {
             node.answer = answer;
         }
     }
-}
-
-/// Whether the node answered that the token does not hold the lock there.
-fn is_refusal(response: &Response) -> bool {
-    response.holds() == Some(false)
 }

@@ -43,6 +43,8 @@ pub enum LossReason {
     Expired,
     /// The lock was held for `max_hold`.
     HeldTooLong,
+    /// The holder released or detached the lock.
+    GivenUp,
 }
 
 impl OwnershipState {
@@ -73,6 +75,16 @@ impl OwnershipState {
             Ownership::Held(left) | Ownership::Uncertain(left) => Some(left),
             Ownership::Lost(_) => None,
         }
+    }
+
+    /// Ends the lock because its holder gives it up.
+    pub fn give_up(&mut self) {
+        self.end = Some(LossReason::GivenUp);
+    }
+
+    /// Whether the holder gave the lock up.
+    pub fn was_given_up(&self) -> bool {
+        self.end == Some(LossReason::GivenUp)
     }
 
     /// Applies the verdict of an extension round.
