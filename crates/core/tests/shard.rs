@@ -79,7 +79,7 @@ impl Driven {
                     self.shard.take_release(release).unwrap();
                     self.over.push(release);
                 }
-                ShardAction::Suspect { .. }
+                ShardAction::Suspect(_)
                 | ShardAction::Extended { .. }
                 | ShardAction::Repaired(_)
                 | ShardAction::Releases { .. }

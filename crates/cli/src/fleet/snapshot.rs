@@ -200,12 +200,12 @@ fn why_not_asked(answers: &[Answer]) -> Vec<Option<NodeError>> {
     let mut links = Links::new(answers.iter().map(|(name, _)| name.as_str().into()), None, now);
     links.handle_timeout(now, &ClientState::new(majority), &mut SystemRandom);
     while let Some(action) = links.poll() {
-        let LinkAction::Connect { node, connection } = action else { continue };
-        match &answers[node].1 {
+        let LinkAction::Connect(id) = action else { continue };
+        match &answers[id.node].1 {
             Ok(facts) => {
-                links.handle_connected(node, connection, facts.hello.clone(), now);
+                links.handle_connected(id, facts.hello.clone(), now);
             }
-            Err(error) => links.handle_connect_failed(node, connection, error.clone(), now),
+            Err(error) => links.handle_connect_failed(id, error.clone(), now),
         }
     }
     links.health().into_iter().map(|health| health.error).collect()

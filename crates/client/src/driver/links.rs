@@ -4,7 +4,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use quorlock_core::NodeError;
 use quorlock_core::client::{
-    ClientState, Hello, LinkAction, LinkHealth, Links, Notice, Topology, limits,
+    ClientState, ConnectionId, Hello, LinkAction, LinkHealth, Links, Notice, Topology, limits,
 };
 use quorlock_core::quorum::Moment;
 use tokio::sync::{mpsc, watch};
@@ -46,10 +46,10 @@ type Opened = Box<Result<(Connection, Hello), NodeError>>;
 
 /// An event of a connection. `Suspicion`: the node has left a request unanswered.
 pub(super) enum LinkEvent {
-    Opened { node: usize, connection: u64, opened: Opened },
-    Closed { node: usize, connection: u64 },
-    Pong { node: usize, connection: u64 },
-    Suspicion { node: usize, connection: u64 },
+    Opened(ConnectionId, Opened),
+    Closed(ConnectionId),
+    Pong(ConnectionId),
+    Suspicion(ConnectionId),
 }
 
 /// The driver of [`Links`], whose state it publishes.
@@ -57,8 +57,7 @@ pub(super) struct Supervisor {
     links: Links,
     client_state: Arc<ClientState>,
     nodes: Arc<[NodeInfo]>,
-    /// By node and number of the connection.
-    connecting: HashMap<(usize, u64), AbortOnDropHandle<()>>,
+    connecting: HashMap<ConnectionId, AbortOnDropHandle<()>>,
     connections: Vec<Vec<OpenConnection>>,
     pings: JoinSet<()>,
     events: mpsc::UnboundedSender<LinkEvent>,
@@ -106,25 +105,22 @@ impl Supervisor {
     fn handle(&mut self, event: LinkEvent) {
         let now = clock::now();
         match event {
-            LinkEvent::Opened { node, connection: number, opened } => {
-                self.connecting.remove(&(node, number));
+            LinkEvent::Opened(id, opened) => {
+                self.connecting.remove(&id);
                 match *opened {
                     Ok((connection, hello)) => {
-                        if self.links.handle_connected(node, number, hello, now) {
+                        if self.links.handle_connected(id, hello, now) {
                             let connection = Arc::new(connection);
-                            self.connections[node].push(OpenConnection { connection, until: None });
+                            let open = OpenConnection { connection, until: None };
+                            self.connections[id.node].push(open);
                         }
                     }
-                    Err(error) => self.links.handle_connect_failed(node, number, error, now),
+                    Err(error) => self.links.handle_connect_failed(id, error, now),
                 }
             }
-            LinkEvent::Closed { node, connection } => {
-                self.links.handle_closed(node, connection, now);
-            }
-            LinkEvent::Pong { node, connection } => self.links.handle_pong(node, connection, now),
-            LinkEvent::Suspicion { node, connection } => {
-                self.links.handle_suspicion(node, connection, now, &self.client_state);
-            }
+            LinkEvent::Closed(id) => self.links.handle_closed(id, now),
+            LinkEvent::Pong(id) => self.links.handle_pong(id, now),
+            LinkEvent::Suspicion(id) => self.links.handle_suspicion(id, now, &self.client_state),
         }
     }
 
@@ -138,17 +134,17 @@ impl Supervisor {
         }
         while let Some(action) = self.links.poll() {
             match action {
-                LinkAction::Connect { node, connection } => self.connect(node, connection),
-                LinkAction::Close { node, connection } => {
-                    self.connecting.remove(&(node, connection));
-                    let mut open = self.connections[node].iter_mut();
-                    if let Some(open) = open.find(|open| open.connection.number == connection) {
+                LinkAction::Connect(id) => self.connect(id),
+                LinkAction::Close(id) => {
+                    self.connecting.remove(&id);
+                    let mut open = self.connections[id.node].iter_mut();
+                    if let Some(open) = open.find(|open| open.connection.number == id.number) {
                         // Requests may be in flight, and others of their tokens follow them.
                         open.until = Some(now.plus(limits::RELEASE_OVERTAKES));
                         changed = true;
                     }
                 }
-                LinkAction::Ping { node, connection } => self.ping(node, connection),
+                LinkAction::Ping(id) => self.ping(id),
                 LinkAction::Changed => changed = true,
                 LinkAction::Notice(notice) => self.log(&notice),
             }
@@ -159,34 +155,33 @@ impl Supervisor {
         }
     }
 
-    fn connect(&mut self, node: usize, connection: u64) {
-        let (endpoint, events) = (self.nodes[node].endpoint.clone(), self.events.clone());
+    fn connect(&mut self, id: ConnectionId) {
+        let (endpoint, events) = (self.nodes[id.node].endpoint.clone(), self.events.clone());
         let (close_events, client_state) = (events.clone(), Arc::clone(&self.client_state));
         let task = tokio::spawn(async move {
             let on_close = move || {
-                let _ = close_events.send(LinkEvent::Closed { node, connection });
+                let _ = close_events.send(LinkEvent::Closed(id));
             };
-            let opened = open(&endpoint, connection, on_close).await;
+            let opened = open(&endpoint, id.number, on_close).await;
             let opened = opened.map(|(opened, hello, took)| {
-                client_state.round_trips.sample(node, took);
+                client_state.round_trips.sample(id.node, took);
                 (opened, hello)
             });
-            let opened = Box::new(opened);
-            let _ = events.send(LinkEvent::Opened { node, connection, opened });
+            let _ = events.send(LinkEvent::Opened(id, Box::new(opened)));
         });
-        self.connecting.insert((node, connection), AbortOnDropHandle::new(task));
+        self.connecting.insert(id, AbortOnDropHandle::new(task));
     }
 
-    fn ping(&mut self, node: usize, number: u64) {
-        let mut open = self.connections[node].iter();
-        let Some(open) = open.find(|open| open.connection.number == number) else { return };
+    fn ping(&mut self, id: ConnectionId) {
+        let mut open = self.connections[id.node].iter();
+        let Some(open) = open.find(|open| open.connection.number == id.number) else { return };
         let connection = Arc::clone(&open.connection);
         let (events, client_state) = (self.events.clone(), Arc::clone(&self.client_state));
         self.pings.spawn(async move {
             let asked = Instant::now();
             if connection.ping().await {
-                client_state.round_trips.sample(node, asked.elapsed());
-                let _ = events.send(LinkEvent::Pong { node, connection: number });
+                client_state.round_trips.sample(id.node, asked.elapsed());
+                let _ = events.send(LinkEvent::Pong(id));
             }
         });
     }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use quorlock_core::client::{ClientState, Context, limits};
+use quorlock_core::client::{ClientState, ConnectionId, Context, limits};
 use quorlock_core::quorum::Majority;
 use quorlock_core::{Answer, NodeError, Ttl};
 use tokio::runtime::Handle;
@@ -79,8 +79,8 @@ impl Network {
     }
 
     /// Reports to the loop of the connections that a request was not answered in time.
-    pub(crate) fn suspect(&self, node: usize, connection: u64) {
-        let _ = self.events.send(LinkEvent::Suspicion { node, connection });
+    pub(crate) fn suspect(&self, connection: ConnectionId) {
+        let _ = self.events.send(LinkEvent::Suspicion(connection));
     }
 
     /// The addresses, in the order in which the nodes were named.
@@ -119,7 +119,7 @@ impl Network {
         }
         let Ok(answer) = answer else {
             self.client_state.round_trips.timed_out(node);
-            self.suspect(node, number);
+            self.suspect(ConnectionId { node, number });
             return Err(NodeError::timed_out(limit));
         };
         if !matches!(answer, Err(NodeError::Down { .. })) {

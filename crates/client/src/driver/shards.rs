@@ -262,9 +262,7 @@ impl State {
                     }
                 }
                 ShardAction::Timer(machine, at) => self.timers.set(machine, at, now),
-                ShardAction::Suspect { node, connection } => {
-                    shards.network.suspect(node, connection);
-                }
+                ShardAction::Suspect(connection) => shards.network.suspect(connection),
                 ShardAction::Ended { call, result } => {
                     let caller = self.callers.calls.remove(&call);
                     unlocked.extend(caller.map(|caller| tell(caller, result)));

@@ -6,8 +6,8 @@ use super::Spec;
 use super::late_timer::LateTimer;
 use super::reach::Reach;
 use super::{
-    Action, Command, Context, Delivery, Mode, OutgoingRequest, Release, Request, RequestId,
-    Response, Token, Topology, limits,
+    Action, Command, ConnectionId, Context, Delivery, Mode, OutgoingRequest, Release, Request,
+    RequestId, Response, Token, Topology, limits,
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{
@@ -410,10 +410,10 @@ impl Hold {
         round.due = None;
         let verdict = round.core.expire();
         for (node, state) in self.nodes.iter_mut().enumerate() {
-            if let Some(connection) = state.extend_on {
+            if let Some(number) = state.extend_on {
                 state.answer = Answer::Failed(self.spec.timed_out(node, limit, ctx));
                 ctx.client_state.round_trips.timed_out(node);
-                self.actions.push_back(Action::Suspect { node, connection });
+                self.actions.push_back(Action::Suspect(ConnectionId { node, number }));
             }
         }
         if let Some(verdict) = verdict {

@@ -28,31 +28,25 @@ pub struct Links {
     actions: VecDeque<LinkAction>,
 }
 
+/// Identifies one of a client's shared connections, or an attempt to connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnectionId {
+    /// The index of the node.
+    pub node: usize,
+    /// The number of the connection among those of the node.
+    pub number: u64,
+}
+
 /// An instruction to the driver of the links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkAction {
     /// Connect to a node and request its [`Hello`].
-    Connect {
-        /// The index of the node.
-        node: usize,
-        /// The number of the connection.
-        connection: u64,
-    },
+    Connect(ConnectionId),
     /// Stop connecting, or give up a connection. Its requests in flight may still be answered, for
     /// [`RELEASE_OVERTAKES`](limits::RELEASE_OVERTAKES).
-    Close {
-        /// The index of the node.
-        node: usize,
-        /// The number of the connection.
-        connection: u64,
-    },
+    Close(ConnectionId),
     /// Send PING through this connection.
-    Ping {
-        /// The index of the node.
-        node: usize,
-        /// The number of the connection.
-        connection: u64,
-    },
+    Ping(ConnectionId),
     /// The topology has changed.
     Changed,
     /// Report an event to the operator.
@@ -118,7 +112,8 @@ enum State {
 
 #[derive(Debug)]
 struct Up {
-    connection: u64,
+    /// The number of the connection.
+    number: u64,
     hello: Hello,
     liveness: Liveness,
 }
@@ -214,11 +209,12 @@ impl Links {
         let late: SmallVec<[u64; 2]> = (link.connecting.iter())
             .filter_map(|&(number, due)| now.has_reached(due).then_some(number))
             .collect();
-        for connection in late {
-            self.actions.push_back(LinkAction::Close { node, connection });
+        for number in late {
+            let id = ConnectionId { node, number };
+            self.actions.push_back(LinkAction::Close(id));
             let ms = limits::HANDSHAKE.as_millis();
             let reason = format!("connecting took longer than {ms} ms");
-            self.handle_connect_failed(node, connection, NodeError::Down { reason }, now);
+            self.handle_connect_failed(id, NodeError::Down { reason }, now);
         }
     }
 
@@ -245,7 +241,7 @@ impl Links {
         let State::Up(up) = &mut self.nodes[node].state else { return };
         let limit = limits::silence(client_state.round_trips.of(node));
         up.liveness = Liveness::Asked { due: now.plus(limit), limit };
-        self.actions.push_back(LinkAction::Ping { node, connection: up.connection });
+        self.actions.push_back(LinkAction::Ping(ConnectionId { node, number: up.number }));
     }
 
     /// Makes another attempt to connect, if one is due. An unfinished attempt does not prevent the
@@ -259,9 +255,8 @@ impl Links {
         }
         let unfinished = u32::try_from(link.connecting.len()).unwrap_or(u32::MAX);
         link.last += 1;
-        let connection = link.last;
-        link.connecting.push((connection, now.plus(limits::HANDSHAKE)));
-        self.actions.push_back(LinkAction::Connect { node, connection });
+        link.connecting.push((link.last, now.plus(limits::HANDSHAKE)));
+        self.actions.push_back(LinkAction::Connect(ConnectionId { node, number: link.last }));
         // Without a random part, all clients of a node that recovers would connect at once.
         let pause = link.pause.max(limits::PAUSE_MAX.saturating_mul(unfinished));
         let part = Duration::from_micros(
@@ -272,24 +267,15 @@ impl Links {
     }
 
     /// Records that a node is connected. Returns whether the connection is used.
-    pub fn handle_connected(
-        &mut self,
-        node: usize,
-        connection: u64,
-        hello: Hello,
-        now: Moment,
-    ) -> bool {
-        let link = &mut self.nodes[node];
-        if !link.connecting.iter().any(|(number, _)| *number == connection) {
+    pub fn handle_connected(&mut self, id: ConnectionId, hello: Hello, now: Moment) -> bool {
+        let ConnectionId { node, number } = id;
+        if !self.remove_attempt(id) {
             return false;
         }
-        for (number, _) in std::mem::take(&mut link.connecting) {
-            if number != connection {
-                self.actions.push_back(LinkAction::Close { node, connection: number });
-            }
-        }
+        self.stop_connecting(node);
+        let link = &mut self.nodes[node];
         if let State::Up(old) = &link.state {
-            self.actions.push_back(LinkAction::Close { node, connection: old.connection });
+            self.actions.push_back(LinkAction::Close(ConnectionId { node, number: old.number }));
         }
         if let Some(run_id) = &hello.run_id {
             let before = link.run_id.replace(Arc::clone(run_id));
@@ -300,7 +286,7 @@ impl Links {
         }
         link.set = hello.set.clone();
         link.state = State::Up(Box::new(Up {
-            connection,
+            number,
             hello,
             liveness: Liveness::Answers(now.plus(limits::PING_EVERY)),
         }));
@@ -313,17 +299,11 @@ impl Links {
     }
 
     /// Records that an attempt to connect has failed.
-    pub fn handle_connect_failed(
-        &mut self,
-        node: usize,
-        connection: u64,
-        error: NodeError,
-        now: Moment,
-    ) {
-        let link = &mut self.nodes[node];
-        let attempt = link.connecting.iter().position(|(number, _)| *number == connection);
-        let Some(index) = attempt else { return };
-        link.connecting.remove(index);
+    pub fn handle_connect_failed(&mut self, id: ConnectionId, error: NodeError, now: Moment) {
+        if !self.remove_attempt(id) {
+            return;
+        }
+        let link = &mut self.nodes[id.node];
         if error.is_permanent() {
             link.connect_at = Some(now.plus(limits::PAUSE_LONG));
         }
@@ -335,51 +315,56 @@ impl Links {
         }
     }
 
+    /// Removes an unfinished attempt to connect. Returns whether there was one.
+    fn remove_attempt(&mut self, id: ConnectionId) -> bool {
+        let attempts = &mut self.nodes[id.node].connecting;
+        let index = attempts.iter().position(|(number, _)| *number == id.number);
+        index.map(|index| attempts.remove(index)).is_some()
+    }
+
+    fn stop_connecting(&mut self, node: usize) {
+        for (number, _) in std::mem::take(&mut self.nodes[node].connecting) {
+            self.actions.push_back(LinkAction::Close(ConnectionId { node, number }));
+        }
+    }
+
     /// Records that a connection has ended.
-    pub fn handle_closed(&mut self, node: usize, connection: u64, now: Moment) {
-        let link = &mut self.nodes[node];
-        if !matches!(&link.state, State::Up(up) if up.connection == connection) {
+    pub fn handle_closed(&mut self, id: ConnectionId, now: Moment) {
+        let link = &mut self.nodes[id.node];
+        if !matches!(&link.state, State::Up(up) if up.number == id.number) {
             return;
         }
         link.state = State::Down(NodeError::connection_lost());
         link.since = now;
         link.connect_at = Some(now);
-        self.actions.push_back(LinkAction::Close { node, connection });
+        self.actions.push_back(LinkAction::Close(id));
         self.admit();
         self.actions.push_back(LinkAction::Changed);
     }
 
     /// Records that a connection has answered PING.
-    pub fn handle_pong(&mut self, node: usize, connection: u64, now: Moment) {
-        let link = &mut self.nodes[node];
+    pub fn handle_pong(&mut self, id: ConnectionId, now: Moment) {
+        let link = &mut self.nodes[id.node];
         let State::Up(up) = &mut link.state else { return };
-        if up.connection != connection {
+        if up.number != id.number {
             return;
         }
         let answers = Liveness::Answers(now.plus(limits::PING_EVERY));
         if let Liveness::Silent(_) = std::mem::replace(&mut up.liveness, answers) {
             link.since = now;
             link.connect_at = None;
-            for (connection, _) in std::mem::take(&mut link.connecting) {
-                self.actions.push_back(LinkAction::Close { node, connection });
-            }
+            self.stop_connecting(id.node);
             self.actions.push_back(LinkAction::Changed);
         }
     }
 
     /// Records that a request through this connection was not answered in time.
-    pub fn handle_suspicion(
-        &mut self,
-        node: usize,
-        connection: u64,
-        now: Moment,
-        client_state: &ClientState,
-    ) {
-        if let State::Up(up) = &self.nodes[node].state
-            && up.connection == connection
+    pub fn handle_suspicion(&mut self, id: ConnectionId, now: Moment, client_state: &ClientState) {
+        if let State::Up(up) = &self.nodes[id.node].state
+            && up.number == id.number
             && matches!(up.liveness, Liveness::Answers(_))
         {
-            self.ping(node, now, client_state);
+            self.ping(id.node, now, client_state);
         }
     }
 
@@ -462,7 +447,7 @@ impl Link {
             State::Down(error) => Err(error.clone()),
             State::Up(up) => match &up.liveness {
                 Liveness::Silent(error) => Err(error.clone()),
-                Liveness::Answers(_) | Liveness::Asked { .. } => Ok(up.connection),
+                Liveness::Answers(_) | Liveness::Asked { .. } => Ok(up.number),
             },
         };
         let (admission, incarnation) = (self.admission.clone(), self.incarnation);

@@ -44,7 +44,7 @@ pub use fence_proposals::FenceProposals;
 pub use hello::Hello;
 pub use hold::Hold;
 pub use keys::{InvalidKeys, Keys};
-pub use links::{LinkAction, LinkHealth, Links, Notice};
+pub use links::{ConnectionId, LinkAction, LinkHealth, Links, Notice};
 pub use local_queue::{CalledNumbers, LocalQueue};
 pub use release::Release;
 pub use request::{Action, Command, Delivery, OutgoingRequest, Request, RequestId, Response};

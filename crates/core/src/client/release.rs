@@ -6,8 +6,8 @@ use super::Spec;
 use super::late_timer::LateTimer;
 use super::reach::Reach;
 use super::{
-    Action, Command, Context, Delivery, OutgoingRequest, Request, RequestId, Response, Token,
-    limits,
+    Action, Command, ConnectionId, Context, Delivery, OutgoingRequest, Request, RequestId,
+    Response, Token, limits,
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{Moment, ReleaseRound, ReleaseVerdict};
@@ -275,7 +275,8 @@ impl Release {
         for index in 0..self.nodes.len() {
             match self.nodes[index].state {
                 State::Sent { connection, resend_at } if ctx.now.has_reached(resend_at) => {
-                    self.actions.push_back(Action::Suspect { node: index, connection });
+                    let id = ConnectionId { node: index, number: connection };
+                    self.actions.push_back(Action::Suspect(id));
                     // A replaced connection may never answer.
                     match ctx.topology.route(index) {
                         Ok(current) if current != connection => self.send(index, ctx),

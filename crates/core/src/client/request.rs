@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Failure, Hold, Release, Spec, Token};
+use super::{ConnectionId, Failure, Hold, Release, Spec, Token};
 use crate::quorum::ExtensionVerdict;
 use crate::{Answer, Fence, NodeError};
 
@@ -77,12 +77,7 @@ pub enum Action {
     /// Drive this machine. Also pass it the response to each WAIT that it [needs](Release::waits).
     Release(Box<Release>),
     /// Report to the node's link that this connection left a request unanswered.
-    Suspect {
-        /// The index of the node.
-        node: usize,
-        /// The number of its connection.
-        connection: u64,
-    },
+    Suspect(ConnectionId),
     /// The call has ended, with its lock or the reason why there is none. The machine of the lock
     /// also processes the responses still missing, also those to WAITs.
     Done(Result<Box<Hold>, Failure>),

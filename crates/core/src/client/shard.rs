@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 
 use super::local_queue::LocalQueue;
 use super::{
-    Acquire, Action, Context, Failure, Hold, Keys, OutgoingRequest, Release, Request, RequestId,
-    Response, Spec, Token, limits,
+    Acquire, Action, ConnectionId, Context, Failure, Hold, Keys, OutgoingRequest, Release, Request,
+    RequestId, Response, Spec, Token, limits,
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{ExtensionVerdict, Moment, Ownership};
@@ -92,12 +92,7 @@ pub enum ShardAction {
     /// Call [`Shard::handle_timeout`] for this machine at this time. Earlier calls do no harm.
     Timer(u64, Option<Moment>),
     /// Report to the node's link that this connection left a request unanswered.
-    Suspect {
-        /// The index of the node.
-        node: usize,
-        /// The number of its connection.
-        connection: u64,
-    },
+    Suspect(ConnectionId),
     /// A call has ended. The lock that it has acquired has the call's number.
     Ended {
         /// The number of the call.
@@ -306,9 +301,7 @@ impl Shard {
                 Action::Release(release) => {
                     self.add_release(*release, Some(number), ctx);
                 }
-                Action::Suspect { node, connection } => {
-                    self.actions.push_back(ShardAction::Suspect { node, connection });
-                }
+                Action::Suspect(id) => self.actions.push_back(ShardAction::Suspect(id)),
                 Action::Done(result) => return self.end_call(number, result, ctx),
                 Action::Decided { round, verdict } => {
                     let extended = ShardAction::Extended { lock: number, round, verdict };

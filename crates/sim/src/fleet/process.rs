@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use quorlock_core::NodeError;
 use quorlock_core::client::{
-    Hello, LinkAction, Links, OutgoingRequest, Response, Shard, ShardAction, Spec, limits,
+    ConnectionId, Hello, LinkAction, Links, OutgoingRequest, Response, Shard, ShardAction, Spec,
+    limits,
 };
 use quorlock_core::node_set::SetReport;
 use quorlock_core::quorum::Moment;
@@ -32,7 +33,7 @@ pub(super) struct Process {
     local_responses: VecDeque<(u64, Response)>,
     /// Connections that a state machine suspects. The links learn of them once that machine has no
     /// other actions left.
-    suspicions: VecDeque<(usize, u64)>,
+    suspicions: VecDeque<ConnectionId>,
     /// The calls, extensions and releases whose callers have not learned of their ends yet, by the
     /// number of the call, the lock or the release.
     pub(super) ended: VecDeque<u64>,
@@ -73,14 +74,14 @@ impl Process {
     fn drive_links(&mut self, world: &mut World) {
         while let Some(action) = self.links.poll() {
             match action {
-                LinkAction::Connect { node, connection } => {
-                    self.connections.connect(node, ConnectionKind::Shared(connection), world);
+                LinkAction::Connect(ConnectionId { node, number }) => {
+                    self.connections.connect(node, ConnectionKind::Shared(number), world);
                 }
-                LinkAction::Close { node, connection } => {
-                    self.connections.retire(node, connection, world);
+                LinkAction::Close(ConnectionId { node, number }) => {
+                    self.connections.retire(node, number, world);
                 }
-                LinkAction::Ping { node, connection } => {
-                    self.connections.ping(node, connection, self.inputs.now(world.now), world);
+                LinkAction::Ping(ConnectionId { node, number }) => {
+                    self.connections.ping(node, number, self.inputs.now(world.now), world);
                 }
                 LinkAction::Changed => self.inputs.topology = self.links.topology(),
                 LinkAction::Notice(notice) => trace!(world, "p{} notices {notice:?}", self.index),
@@ -116,7 +117,7 @@ impl Process {
                     set: SetReport::Unset,
                 };
                 let now = self.inputs.sample_round_trip(node, sent, world.now);
-                self.links.handle_connected(node, number, hello, now);
+                self.links.handle_connected(ConnectionId { node, number }, hello, now);
                 self.drive_links(world);
             }
             Some((_, ConnectionKind::Wait(Some(number)), _)) => {
@@ -134,7 +135,7 @@ impl Process {
             }
             Some((node, ConnectionKind::Shared(number), InFlight::Probe(sent))) => {
                 let now = self.inputs.sample_round_trip(node, sent, world.now);
-                self.links.handle_pong(node, number, now);
+                self.links.handle_pong(ConnectionId { node, number }, now);
                 self.drive_links(world);
             }
             _ => {}
@@ -168,11 +169,11 @@ impl Process {
             fail_all(self, world);
         }
         if let ConnectionKind::Shared(number) = kind {
-            let now = self.inputs.now(world.now);
+            let (id, now) = (ConnectionId { node, number }, self.inputs.now(world.now));
             if is_ready {
-                self.links.handle_closed(node, number, now);
+                self.links.handle_closed(id, now);
             } else {
-                self.links.handle_connect_failed(node, number, error, now);
+                self.links.handle_connect_failed(id, error, now);
             }
             self.drive_links(world);
         }
@@ -321,9 +322,7 @@ impl Process {
                     self.record_timer(machine, at);
                     self.set_timer(Timer::Machine(machine), at, world);
                 }
-                ShardAction::Suspect { node, connection } => {
-                    self.suspicions.push_back((node, connection));
-                }
+                ShardAction::Suspect(connection) => self.suspicions.push_back(connection),
                 ShardAction::Ended { call: lock, result: Ok(_) } => {
                     self.timers.remove(&Timer::Machine(lock));
                     self.record_grant(lock, world);
@@ -376,9 +375,9 @@ impl Process {
         loop {
             if let Some((number, response)) = self.local_responses.pop_front() {
                 self.deliver(number, world.now, &response, world);
-            } else if let Some((node, connection)) = self.suspicions.pop_front() {
+            } else if let Some(connection) = self.suspicions.pop_front() {
                 let now = self.inputs.now(world.now);
-                self.links.handle_suspicion(node, connection, now, &self.inputs.client_state);
+                self.links.handle_suspicion(connection, now, &self.inputs.client_state);
                 self.drive_links(world);
             } else {
                 return;

@@ -7,7 +7,8 @@ use super::Acquire;
 use crate::client::hold::{Straggler, StragglerKind};
 use crate::client::reach::Reach;
 use crate::client::{
-    Action, Command, Context, Delivery, OutgoingRequest, Request, RequestId, Response, Spec, limits,
+    Action, Command, ConnectionId, Context, Delivery, OutgoingRequest, Request, RequestId,
+    Response, Spec, limits,
 };
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{FenceAnswer, Moment, Validity};
@@ -401,9 +402,8 @@ impl Acquire {
             node.reach.is_lost = true;
             return node.fail(error, ctx.now);
         }
-        if let Some(connection) = node.reach.connection().or_else(|| ctx.topology.route(index).ok())
-        {
-            self.actions.push_back(Action::Suspect { node: index, connection });
+        if let Some(number) = node.reach.connection().or_else(|| ctx.topology.route(index).ok()) {
+            self.actions.push_back(Action::Suspect(ConnectionId { node: index, number }));
         }
         ctx.client_state.round_trips.timed_out(index);
         self.answered(index, &Response::Failed(error), ctx);
