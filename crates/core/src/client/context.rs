@@ -101,7 +101,8 @@ impl ClientState {
 /// The nodes of a client at one moment: how each is reached, and whether it may vote.
 #[derive(Clone, Debug)]
 pub struct Topology {
-    nodes: Vec<NodeStatus>,
+    /// All nodes, by index.
+    pub nodes: Vec<NodeStatus>,
 }
 
 /// One node at one moment.
@@ -117,16 +118,6 @@ pub struct NodeStatus {
 }
 
 impl Topology {
-    /// Makes a topology of these nodes.
-    pub fn new(nodes: Vec<NodeStatus>) -> Self {
-        Self { nodes }
-    }
-
-    /// All nodes.
-    pub fn nodes(&self) -> &[NodeStatus] {
-        &self.nodes
-    }
-
     /// The connection for a request that acquires a lock.
     pub(super) fn route_acquire(&self, node: usize) -> Result<u64, NodeError> {
         // Without a connection, the error of the connection tells an operator more than an

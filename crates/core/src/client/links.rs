@@ -174,7 +174,7 @@ impl Links {
 
     /// The nodes as they are now.
     pub fn topology(&self) -> Topology {
-        Topology::new(self.nodes.iter().map(Link::status).collect())
+        Topology { nodes: self.nodes.iter().map(Link::status).collect() }
     }
 
     /// The state of each node's connection, by index.

@@ -140,7 +140,7 @@ impl Release {
         is_there: impl Fn(usize) -> bool,
     ) -> Self {
         let delivery = |node| if is_there(node) { Delivery::Arrived } else { Delivery::NotSent };
-        let nodes = (0..ctx.topology.nodes().len()).map(|node| Reach::of(delivery(node)));
+        let nodes = (0..ctx.topology.nodes.len()).map(|node| Reach::of(delivery(node)));
         Self::new(token, nodes, spec, ctx)
     }
 

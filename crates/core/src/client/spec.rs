@@ -146,7 +146,7 @@ impl Spec {
 
     /// The longest time that any node may take to answer.
     pub(super) fn longest_timeout(&self, ctx: &Context<'_>) -> Duration {
-        let timeouts = (0..ctx.topology.nodes().len()).map(|node| self.node_timeout(node, ctx));
+        let timeouts = (0..ctx.topology.nodes.len()).map(|node| self.node_timeout(node, ctx));
         timeouts.max().unwrap_or_default()
     }
 

@@ -117,7 +117,7 @@ impl Default for LeaseInfo {
 
 /// The connection of each node for an INSPECT, or why the node is not asked.
 pub fn inspection_routes(topology: &Topology) -> Vec<Result<u64, NodeError>> {
-    (0..topology.nodes().len()).map(|node| topology.route_inspect(node)).collect()
+    (0..topology.nodes.len()).map(|node| topology.route_inspect(node)).collect()
 }
 
 /// The answer of a node about a key. `abstains` says why the node abstains, if it does.

@@ -130,7 +130,7 @@ impl Revocation {
             majority: ctx.client_state.majority,
             mode,
             began: ctx.now,
-            nodes: (0..ctx.topology.nodes().len()).map(node).collect(),
+            nodes: (0..ctx.topology.nodes.len()).map(node).collect(),
             fences: Vec::new(),
             certain: false,
             over: false,

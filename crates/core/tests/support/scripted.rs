@@ -51,23 +51,19 @@ impl Client {
         let status = NodeStatus { link: Ok(0), admission: Ok(()), incarnation: 0 };
         Self {
             state: ClientState::new(Majority::of(nodes).unwrap()),
-            topology: Topology::new(vec![status; nodes]),
+            topology: Topology { nodes: vec![status; nodes] },
             random: TestRandom { last_token: 0, pause },
         }
     }
 
     /// Takes away the connection to a node. Requests to the node fail with this error.
     pub(crate) fn disconnect(&mut self, node: usize, error: NodeError) {
-        let mut nodes = self.topology.nodes().to_vec();
-        nodes[node].link = Err(error);
-        self.topology = Topology::new(nodes);
+        self.topology.nodes[node].link = Err(error);
     }
 
     /// Replaces the connection to a node by the one with this number.
     pub(crate) fn reconnect(&mut self, node: usize, connection: u64) {
-        let mut nodes = self.topology.nodes().to_vec();
-        nodes[node].link = Ok(connection);
-        self.topology = Topology::new(nodes);
+        self.topology.nodes[node].link = Ok(connection);
     }
 
     pub(crate) fn ctx(&mut self, now: Moment) -> Context<'_> {

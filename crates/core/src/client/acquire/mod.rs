@@ -135,7 +135,7 @@ impl Acquire {
         let limited = wait.filter(|_| !is_broken(ClientRule::NoDeadline));
         let deadline = limited.map(|wait| ctx.now.plus(wait.max(longest) + limits::WAIT_GRACE));
         let until = wait.map(|wait| ctx.now.plus(wait));
-        let nodes = ctx.topology.nodes().len();
+        let nodes = ctx.topology.nodes.len();
         let round_trip = ctx.client_state.round_trips.typical();
         Self {
             spec,
