@@ -11,9 +11,6 @@ use crate::NodeError;
 use crate::node_set::{Admission, AgreedSet, SetReport, agree};
 use crate::quorum::Moment;
 
-/// The reason of [`NodeError::Down`] until the first attempt to connect has ended.
-const STILL_CONNECTING: &str = "no answer yet";
-
 /// The connections of one client to all of its nodes: back-off, liveness, admission.
 ///
 /// After [`new`](Self::new) and each `handle_…`, carry out what [`poll`](Self::poll) returns, and
@@ -88,6 +85,8 @@ struct Link {
     name: Arc<str>,
     state: State,
     admission: Result<(), NodeError>,
+    /// Whether an attempt to connect has succeeded or failed.
+    was_tried: bool,
     /// Since when the connection has been in this state.
     since: Moment,
     /// The number of each unfinished attempt to connect, and when the attempt times out.
@@ -135,11 +134,12 @@ impl Links {
         expected_set: Option<String>,
         now: Moment,
     ) -> Self {
-        let error = NodeError::Down { reason: STILL_CONNECTING.into() };
+        let error = NodeError::Down { reason: "no answer yet".into() };
         let link = |name| Link {
             name,
             state: State::Down(error.clone()),
             admission: Ok(()),
+            was_tried: false,
             since: now,
             connecting: SmallVec::new(),
             connect_at: Some(now),
@@ -184,7 +184,7 @@ impl Links {
 
     /// Whether every node has been reached or has failed once.
     pub fn has_tried_all(&self) -> bool {
-        self.nodes.iter().all(Link::was_tried)
+        self.nodes.iter().all(|link| link.was_tried)
     }
 
     /// Carries out what is due.
@@ -269,7 +269,7 @@ impl Links {
     /// Records that a node is connected. Returns whether the connection is used.
     pub fn handle_connected(&mut self, id: ConnectionId, hello: Hello, now: Moment) -> bool {
         let ConnectionId { node, number } = id;
-        if !self.remove_attempt(id) {
+        if !self.end_attempt(id) {
             return false;
         }
         self.stop_connecting(node);
@@ -300,7 +300,7 @@ impl Links {
 
     /// Records that an attempt to connect has failed.
     pub fn handle_connect_failed(&mut self, id: ConnectionId, error: NodeError, now: Moment) {
-        if !self.remove_attempt(id) {
+        if !self.end_attempt(id) {
             return;
         }
         let link = &mut self.nodes[id.node];
@@ -315,11 +315,14 @@ impl Links {
         }
     }
 
-    /// Removes an unfinished attempt to connect. Returns whether there was one.
-    fn remove_attempt(&mut self, id: ConnectionId) -> bool {
-        let attempts = &mut self.nodes[id.node].connecting;
-        let index = attempts.iter().position(|(number, _)| *number == id.number);
-        index.map(|index| attempts.remove(index)).is_some()
+    /// Records that an attempt to connect has ended. Returns whether it was unfinished.
+    fn end_attempt(&mut self, id: ConnectionId) -> bool {
+        let link = &mut self.nodes[id.node];
+        let index = link.connecting.iter().position(|(number, _)| *number == id.number);
+        let Some(index) = index else { return false };
+        link.connecting.remove(index);
+        link.was_tried = true;
+        true
     }
 
     fn stop_connecting(&mut self, node: usize) {
@@ -458,13 +461,5 @@ impl Link {
         let NodeStatus { link, admission, .. } = self.status();
         let error = link.map(|_| ()).and(admission).err();
         LinkHealth { error, since: self.since, hello: self.hello().cloned() }
-    }
-
-    /// Whether an attempt to connect to the node has succeeded or failed.
-    fn was_tried(&self) -> bool {
-        match &self.state {
-            State::Down(NodeError::Down { reason }) => reason != STILL_CONNECTING,
-            State::Up(_) | State::Down(_) => true,
-        }
     }
 }
