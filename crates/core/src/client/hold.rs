@@ -445,28 +445,32 @@ impl Hold {
         } else if self.nodes[node].repair == Some(id.round) {
             self.handle_repaired(node, response, ctx);
         } else if self.round.as_ref().is_some_and(|round| round.number == id.round) {
-            let connection = self.nodes[node].extend_on.take();
-            // Requests through one connection arrive in order, so the ACQUIRE has arrived, too.
-            let arrived = connection.is_some() && self.nodes[node].reach.connection() == connection;
-            if arrived && !matches!(response, Response::Failed(_)) {
-                self.nodes[node].reach.delivery = Delivery::Arrived;
-            }
-            self.record_answer(node, response.to_answer(), ctx);
-            let held = response.holds();
-            let is_confirmed = self.round.as_ref().is_some_and(|round| round.core.is_extended());
-            let node_state = &mut self.nodes[node];
-            node_state.counts = held != Some(false) && (node_state.counts || is_confirmed);
-            let counts = node_state.counts || is_broken(ClientRule::LateGrantCounts);
-            self.answer_round(node, held.filter(|held| counts || !held), ctx);
-            let found_missing =
-                self.round.as_ref().is_some_and(|round| round.core.has_found_missing());
-            if found_missing && self.may_repair() && self.is_extensible(ctx.now) {
-                self.begin_round(ctx);
-            }
+            self.handle_extended(node, response, ctx);
         } else if response.holds() == Some(false) {
             // A late answer of an earlier round. What the node grants after it is late, too.
             self.nodes[node].counts = false;
             self.nodes[node].answered_since = true;
+        }
+    }
+
+    /// Processes an answer to an extension of the last round, in time or late.
+    fn handle_extended(&mut self, index: usize, response: &Response, ctx: &Context<'_>) {
+        let is_confirmed = self.round.as_ref().is_some_and(|round| round.core.is_extended());
+        let node = &mut self.nodes[index];
+        let connection = node.extend_on.take();
+        // Requests through one connection arrive in order, so the ACQUIRE has arrived, too.
+        let arrived = connection.is_some() && node.reach.connection() == connection;
+        if arrived && !matches!(response, Response::Failed(_)) {
+            node.reach.delivery = Delivery::Arrived;
+        }
+        let held = response.holds();
+        node.counts = held != Some(false) && (node.counts || is_confirmed);
+        let counts = node.counts || is_broken(ClientRule::LateGrantCounts);
+        self.record_answer(index, response.to_answer(), ctx);
+        self.answer_round(index, held.filter(|held| counts || !held), ctx);
+        let found_missing = self.round.as_ref().is_some_and(|round| round.core.has_found_missing());
+        if found_missing && self.may_repair() && self.is_extensible(ctx.now) {
+            self.begin_round(ctx);
         }
     }
 
