@@ -42,7 +42,7 @@ impl LocalQueue {
         self.call_next()
     }
 
-    /// Calls the next caller if the head is empty, and those that share the lock with the head.
+    /// Calls the next caller if the head is empty, and the callers that share the lock with it.
     fn call_next(&mut self) -> CalledNumbers {
         let mut called = CalledNumbers::new();
         while let Some(&(number, mode)) = self.callers.get(self.at_head)
