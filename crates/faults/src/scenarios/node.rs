@@ -125,13 +125,15 @@ impl Node {
         key: &str,
         ttl: Duration,
     ) -> Result<bool> {
-        while !self.acquire(key, "another", ttl)?.is_granted() {
-            if Instant::now() >= until {
-                return Ok(false);
+        loop {
+            // Read before the last attempt, so that it begins at this time or later.
+            let is_last = Instant::now() >= until;
+            let is_granted = self.acquire(key, "another", ttl)?.is_granted();
+            if is_granted || is_last {
+                return Ok(is_granted);
             }
             thread::sleep(CHECK_INTERVAL);
         }
-        Ok(true)
     }
 
     pub(super) fn get(&mut self, key: &str) -> Result<Option<String>> {

@@ -16,6 +16,7 @@ mod baseline;
 mod clients;
 mod outcome;
 
+use std::collections::BTreeSet;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread;
@@ -30,7 +31,7 @@ use self::accidents::inject_at_random;
 pub use self::clients::Record;
 use self::clients::RunState;
 pub use self::outcome::{Counts, Outcome};
-use crate::history::{Mode, now};
+use crate::history::{Hold, Mode, now};
 use crate::{Protected, wait_until};
 
 const NODES: usize = 5;
@@ -221,7 +222,11 @@ fn stop_each(fleet: &mut Fleet, plan: Plan, accident: Accident, state: &RunState
             }
         };
         ensure!(node.inject(accident, 0)?, "the accident was not injected");
+        let stopped_at = now();
         let without = count_in_part()?;
+        wait_until(LIMIT, "a client is granted two locks without the node", || {
+            Ok(has_locked_twice(&state.record().holds, stopped_at))
+        })?;
         node.recover(accident, 0)?;
         wait_until(LIMIT, "a node votes again", || votes(&node.server))?;
         let mut record = state.record();
@@ -229,6 +234,14 @@ fn stop_each(fleet: &mut Fleet, plan: Plan, accident: Accident, state: &RunState
         record.without_one.push(f64::from(without) / f64::from(before));
     }
     Ok(())
+}
+
+/// Returns whether a client was granted two locks after this time: the nodes may have granted the
+/// first of them before.
+fn has_locked_twice(holds: &[Hold], since: Duration) -> bool {
+    let mut clients = BTreeSet::new();
+    let later = holds.iter().filter(|hold| hold.from > since && hold.mode != Mode::Downgraded);
+    later.map(|hold| hold.client).any(|client| !clients.insert(client))
 }
 
 fn votes(server: &Server) -> Result<bool> {
