@@ -11,11 +11,12 @@ use quorlock_sim::{in_parallel, models, mutants};
 
 /// Runs whole fleets of clients and nodes under a virtual clock, with faults that a seed draws.
 ///
-/// Exits with 1 if a checker finds a violation, or if a mutant is caught by no seed.
+/// Exits with 1 if a checker finds a violation, or, when it looks for a seed that catches a mutant,
+/// if there is none.
 #[derive(Parser)]
 #[command(name = "quorlock-sim", version)]
 struct Args {
-    /// Run one seed, of exclusive locks unless --kind names another kind, and print its report
+    /// Run one seed, of exclusive locks unless --kind or --mutant says otherwise, and print its report
     #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "from", "mutants"])]
     seed: Option<u64>,
 
@@ -35,8 +36,9 @@ struct Args {
     #[arg(long, value_enum)]
     kind: Option<LockKind>,
 
-    /// Break this rule, and find the first seed that catches it
-    #[arg(long, value_name = "NAME", value_parser = parse_mutant)]
+    /// Break this rule, in the kind of lock that shows the harm, and find the first seed that catches
+    /// it
+    #[arg(long, value_name = "NAME", value_parser = parse_mutant, conflicts_with = "kind")]
     mutant: Option<Mutant>,
 
     /// Find the first seed that catches each mutant
@@ -82,7 +84,10 @@ fn models_are_expected() -> bool {
             let outcome = quorlock_sim::run(&check);
             let (states, seconds) = (outcome.states, outcome.took.as_secs_f64());
             let broken = outcome.broken.as_ref();
-            let found = broken.map(|(property, steps)| format!("{property}: {steps:?}"));
+            let found = broken.map(|(property, steps)| match &steps[..] {
+                [] => format!("never happens: {property}"),
+                steps => format!("{property}: {steps:?}"),
+            });
             let found = found.unwrap_or_else(|| "holds".into());
             let mark = if outcome.is_expected(&check) { "" } else { "**" };
             println!("| {} | {states} | {seconds:.1} | {mark}{found}{mark} |", check.name);
