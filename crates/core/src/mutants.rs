@@ -33,7 +33,7 @@ pub enum ClientRule {
     SilentNotReleased,
     /// A RELEASE may travel through another connection than its ACQUIRE.
     ReleaseElsewhere,
-    /// A RELEASE is sent late, so its client may send an ACQUIRE before it.
+    /// A release begins late, so its client may send an ACQUIRE before it.
     LateRelease,
     /// A node that does not hold the lock is repaired before a majority has extended it.
     EarlyRepair,

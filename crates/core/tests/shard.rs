@@ -214,7 +214,7 @@ fn release_takes_over_the_wait_of_a_cancelled_call() {
 }
 
 #[test]
-fn sharers_at_the_head_of_a_queue_get_the_place_together() {
+fn sharers_at_the_head_of_a_queue_have_their_turn_together() {
     let mut queue = LocalQueue::default();
     assert!(queue.enter(1, Mode::Shared));
     assert!(queue.enter(2, Mode::Shared));
@@ -222,7 +222,7 @@ fn sharers_at_the_head_of_a_queue_get_the_place_together() {
     assert!(!queue.enter(4, Mode::Shared));
     assert!(!queue.enter(5, Mode::Shared));
     assert!(!queue.enter(6, Mode::Exclusive));
-    assert!(queue.leave(1).is_empty(), "another caller still shares the place");
+    assert!(queue.leave(1).is_empty(), "another caller still shares the turn");
     assert_eq!(queue.leave(2)[..], [3], "readers that arrived later wait");
     assert_eq!(queue.leave(3)[..], [4, 5]);
     assert!(queue.leave(4).is_empty());

@@ -82,8 +82,8 @@ pub(crate) struct Callers {
 /// Until a release is over, the client's connections stay open, and `flush` waits for it.
 type OpenRelease = (Arc<Shards>, TaskTrackerToken);
 
-/// What is done once the mutex is unlocked: to wake a task may take locks of an executor, and to
-/// drop a release may end the client.
+/// What is done once the mutex is unlocked: to wake a task may take locks of an executor, to drop a
+/// release may end the client, and a recorder of metrics is the program's.
 type Unlocked = Box<dyn FnOnce() + Send>;
 
 /// Tells a caller its result. A caller that is gone cancels its call, or drops its lock, by itself.
@@ -280,7 +280,9 @@ impl State {
                     let answered = self.callers.rounds.extract_if(.., answered);
                     unlocked.extend(answered.map(|(_, _, caller)| tell(caller, verdict)));
                 }
-                ShardAction::Repaired(granted) => telemetry::repaired(granted),
+                ShardAction::Repaired(granted) => {
+                    unlocked.push(Box::new(move || telemetry::repaired(granted)));
+                }
                 ShardAction::Releases { release, .. } => {
                     let open = (Arc::clone(shards), shards.tasks.token());
                     self.callers.open_releases.insert(release, open);

@@ -251,7 +251,7 @@ mod tests {
         let info =
             "lock_state:abstaining\r\nlock_abstain_reason:start\r\nlock_abstain_left_ms:59990\r\n";
         let reply = read_revocation(RevokeCommand::Inspect, vec![Value::Nil, text(info)]).unwrap();
-        assert_eq!(reply.abstains.as_deref(), Some("59990 start"));
+        assert_eq!((reply.was_locked, reply.abstains.as_deref()), (false, Some("59990 start")));
         let replies = vec![Value::Int(2), Value::Nil, voting()];
         assert_eq!(read_revocation(RevokeCommand::Revoke, replies), unexpected);
     }

@@ -54,7 +54,8 @@ enum Machine {
 #[derive(Debug)]
 struct Call {
     acquire: Acquire,
-    /// Whether the call is at the head of its local queue, and begins with its next timer.
+    /// Whether the call begins with its next timer, or has begun: it is at the head of its local
+    /// queue, or in none. A call that attaches a lock has no turn.
     has_turn: bool,
     is_renewed: bool,
 }
@@ -227,7 +228,7 @@ impl Shard {
             && !call.acquire.is_queued()
             && !call.has_turn
         {
-            // The call goes on without its turn.
+            // The call may have gone on without its turn.
             let spec = Arc::clone(call.acquire.spec());
             self.leave_queue(machine, &spec, ctx.now);
         }

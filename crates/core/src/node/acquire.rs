@@ -136,7 +136,8 @@ impl Node {
         self.wait_or_refuse(now, acquire, rank, &hashes, &lacks, keyspace)
     }
 
-    /// Looks at keys that a request tries together. The request stands at `place` in line, if it may.
+    /// Looks at keys that a request tries together: at one key, if the request shares it. With a
+    /// `place` in line, only older waiters come before the request, and otherwise all do.
     fn look<K: Keyspace>(
         &mut self,
         now: Now,
