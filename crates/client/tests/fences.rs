@@ -8,8 +8,8 @@ use crate::common::{
     Net, net_of, nodes_with_equal_fences, patiently, quorum, until_held_on, wait_until_all_hold,
     wait_until_free,
 };
-use quorlock_client::{Fence, FenceGate};
-use quorlock_testkit::{Proxy, Server, calls};
+use quorlock_client::{Fence, FenceGate, Quorum};
+use quorlock_testkit::{Inject as _, Nodes, Proxy, Server, WallClock, calls};
 use rusqlite::{Connection, ToSql};
 
 #[tokio::test]
@@ -53,6 +53,24 @@ async fn new_nodes_cost_a_client_at_most_two_extra_rounds() {
         second_rounds += u32::from(extends() > before);
     }
     assert!(second_rounds <= 2, "{second_rounds}");
+}
+
+#[tokio::test]
+async fn clocks_that_were_ahead_stop_no_client() {
+    let clock = WallClock::new();
+    // A node's fences begin above the clock that it reads at its start.
+    clock.step_ms(3_600_000);
+    let nodes = Nodes::start_with(3, |_, builder| builder.wall_clock(&clock)).unwrap();
+    let quorum = Quorum::connect(nodes.urls()).await.unwrap();
+    let mut last = None;
+    for step_ms in [0, -3_600_000, 0] {
+        clock.step_ms(step_ms);
+        let lock = patiently(&quorum, "k").try_acquire().await.unwrap();
+        assert!(Some(lock.fence()) > last, "{} after {last:?}", lock.fence());
+        last = Some(lock.fence());
+        lock.release().await.unwrap();
+        wait_until_free(&nodes, "k").await;
+    }
 }
 
 const PAGE: &str = include_str!("../../../docs/fencing.md");

@@ -37,6 +37,8 @@ pub enum ClientRule {
     LateRelease,
     /// A node that does not hold the lock is repaired before a majority has extended it.
     EarlyRepair,
+    /// A call keeps a ticket that no majority accepts.
+    RejectedTicketKept,
     /// A client assumes that all clocks run at the same rate.
     NoDrift,
     /// The validity of a lock begins when the WAIT is answered.

@@ -171,6 +171,11 @@ impl NodeError {
         max_ms.map_or(Self::ErrorReply(words), |max_ms| Self::TtlTooLong { max_ms })
     }
 
+    /// Whether the node's clock is too far behind the ticket of the request.
+    pub fn rejects_ticket(&self) -> bool {
+        matches!(self, Self::ErrorReply(words) if words.starts_with("ERR FENCE is more than twice "))
+    }
+
     /// The error of a node that has not answered within `limit`.
     pub fn timed_out(limit: Duration) -> Self {
         Self::TimedOut { limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) }

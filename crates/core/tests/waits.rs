@@ -245,6 +245,34 @@ fn pause_before_all_nodes_are_asked_again_doubles() {
 }
 
 #[test]
+fn ticket_that_no_majority_accepts_is_lowered() {
+    shows(ClientRule::RejectedTicketKept, || {
+        let rejected = || {
+            let words = "ERR FENCE is more than twice lock.max-clock-skew ahead".to_owned();
+            Response::Failed(NodeError::ErrorReply(words))
+        };
+        // A node whose clock is ahead has told this number.
+        let ahead_us = 46_000_000;
+        let (client, clock) = (Client::new(3), ticket(0));
+        client.state.fences.learn_refusal(ticket(ahead_us), clock.get());
+        let mut call = ScriptedCall::begin(client, spec(Keys::from_iter(["k0"]), 1000), LONG);
+        let is_asked_with =
+            |call: &ScriptedCall, ticket| call.asked().iter().all(|asked| asked.2 == ticket);
+        assert!(is_asked_with(&call, ticket(ahead_us + 1)));
+        call.answer_all(&[rejected(), rejected(), held(ahead_us, true)]);
+        call.fire_timer();
+        let is_lowered = is_asked_with(&call, clock);
+        // The node's number is believed no more.
+        call.answer_all(&[held(1, true), held(1, true), held(ahead_us, true)]);
+        is_lowered && call.in_line_on().iter().all(|in_line| in_line.2 == ticket(2))
+    });
+    let mut call = ScriptedCall::in_line(LONG);
+    let in_line = call.in_line_on();
+    call.answer(0, &Response::Failed(NodeError::ErrorReply("ERR FENCE is more than twice".into())));
+    assert_eq!(call.in_line_on(), in_line[1..], "one node changes nothing");
+}
+
+#[test]
 fn call_for_one_of_several_keys_begins_with_a_random_one() {
     let names = Keys::from_iter(["k0", "k1", "k2", "k3"]);
     let spec = Spec { any: Some(names.clone()), ..spec(names, 1000) };

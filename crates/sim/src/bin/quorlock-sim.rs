@@ -11,12 +11,11 @@ use quorlock_sim::{in_parallel, models, mutants};
 
 /// Runs whole fleets of clients and nodes under a virtual clock, with faults that a seed draws.
 ///
-/// Exits with 1 if a checker finds a violation, or, when it looks for a seed that catches a mutant,
-/// if there is none.
+/// Exits with 1 if a checker finds a violation, or if there is no seed that catches a mutant.
 #[derive(Parser)]
 #[command(name = "quorlock-sim", version)]
 struct Args {
-    /// Run one seed, of exclusive locks unless --kind or --mutant says otherwise, and print its report
+    /// Run one seed, of exclusive locks unless --kind or --mutant says otherwise, with its report
     #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "from", "mutants"])]
     seed: Option<u64>,
 
@@ -36,8 +35,8 @@ struct Args {
     #[arg(long, value_enum)]
     kind: Option<LockKind>,
 
-    /// Break this rule, in the kind of lock that shows the harm, and find the first seed that catches
-    /// it
+    /// Break this rule, which shows its harm in one kind of lock, and find the first seed that
+    /// catches it
     #[arg(long, value_name = "NAME", value_parser = parse_mutant, conflicts_with = "kind")]
     mutant: Option<Mutant>,
 

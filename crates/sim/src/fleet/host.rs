@@ -542,6 +542,9 @@ fn failed(error: &CommandError) -> Response {
         CommandError::BadFence(FenceError::TooFarAhead { .. }) => {
             NodeError::ClockBehind { reason: "FENCE is too far ahead".into() }
         }
+        CommandError::TicketTooFarAhead { .. } => {
+            NodeError::ErrorReply("ERR FENCE is more than twice the skew ahead".into())
+        }
         CommandError::QueueFull { max_waiters } => {
             NodeError::QueueFull { reason: format!("{max_waiters} clients wait") }
         }

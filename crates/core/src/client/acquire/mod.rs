@@ -18,7 +18,7 @@ use super::late_timer::LateTimer;
 use super::{Action, Command, Context, Request, RequestId, Response, Spec, Token, limits};
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{Acquisition, Moment, Step, Validity};
-use crate::{Answer, Fence};
+use crate::{Answer, Fence, NodeError};
 
 /// One call for a lock, up to the lock or the error.
 ///
@@ -325,10 +325,25 @@ impl Acquire {
         self.agree(ctx);
         match self.phase {
             _ if self.agreement.is_some() => {}
+            Phase::Asking | Phase::InLine if self.is_ticket_rejected(ctx) => {
+                ctx.client_state.fences.learn_rejection(self.ticket, ctx.wall_us);
+                self.ticket = ctx.client_state.fences.propose(ctx.wall_us);
+                self.has_stood = false;
+                self.start_over_later(ctx);
+            }
             Phase::Asking => self.proceed_asking(ctx),
             Phase::InLine => self.proceed_in_line(ctx),
             Phase::Queued | Phase::Pausing | Phase::Ended => {}
         }
+    }
+
+    /// Whether no majority accepts the ticket, because a node with a wrong clock told a number that
+    /// is too far ahead. A ticket that is not ahead of this clock cannot be lowered.
+    fn is_ticket_rejected(&self, ctx: &Context<'_>) -> bool {
+        let rejects = |node: &Node| node.error.as_ref().is_some_and(NodeError::rejects_ticket);
+        self.ticket > Fence::of_wall_us(ctx.wall_us)
+            && self.count(rejects) > ctx.client_state.majority.spare()
+            && !is_broken(ClientRule::RejectedTicketKept)
     }
 
     fn proceed_asking(&mut self, ctx: &mut Context<'_>) {
