@@ -90,18 +90,6 @@ fn renewals_that_are_due_at_about_the_same_time_share_a_batch() {
     assert!(matches!(hold.poll(), Some(Action::Send(send)) if send.id.node == 0));
 }
 
-/// The last request of the lock, which is the repair of the third node.
-fn repair_of(hold: &mut Hold) -> RequestId {
-    let sent = std::iter::from_fn(|| hold.poll()).filter_map(|action| match action {
-        Action::Send(send) => Some(send),
-        _ => None,
-    });
-    let repair = sent.last().unwrap();
-    let expected = (2, Command::Acquire { fence: Fence::ZERO });
-    assert_eq!((repair.id.node, repair.request.command), expected);
-    repair.id
-}
-
 #[test]
 fn repair_needs_no_further_round() {
     let (mut call, mut hold, third) = won_by_two_and_renewed();
@@ -111,8 +99,16 @@ fn repair_needs_no_further_round() {
     for (node, response) in [(2, Response::No), (0, granted()), (1, granted())] {
         hold.handle_response(RequestId { round, node }, &response, &call.ctx());
     }
-    let repair = repair_of(&mut hold);
-    hold.handle_response(repair, &granted(), &call.ctx());
+    let sent = std::iter::from_fn(|| hold.poll()).filter_map(|action| match action {
+        Action::Send(send) => Some(send),
+        _ => None,
+    });
+    let repair = sent.last().unwrap();
+    assert_eq!(
+        (repair.id.node, repair.request.command),
+        (2, Command::Acquire { fence: Fence::ZERO })
+    );
+    hold.handle_response(repair.id, &granted(), &call.ctx());
     assert_eq!(hold.coverage(&call.client.topology), 3);
     // The time limit of the round passes.
     call.at += since_win(&call, hold.poll_timeout().unwrap());
@@ -120,22 +116,6 @@ fn repair_needs_no_further_round() {
     let mut actions = std::iter::from_fn(|| hold.poll());
     assert!(actions.all(|action| matches!(action, Action::Repaired(true))));
     assert!(since_win(&call, hold.poll_timeout().unwrap()) > TTL / 10);
-}
-
-#[test]
-fn detached_lock_keeps_what_was_repaired_in_time() {
-    for (after, is_kept) in [(ROUND_TRIP, true), (TTL / 2, false)] {
-        let (mut call, mut hold, third) = won_by_two();
-        hold.handle_response(third, &Response::No, &call.ctx());
-        extend(&mut call, &mut hold, [(2, Response::No), (0, granted()), (1, granted())]);
-        let repair = repair_of(&mut hold);
-        hold.detach(call.ctx().now);
-        call.at += after;
-        hold.handle_response(repair, &granted(), &call.ctx());
-        let is_released =
-            std::iter::from_fn(|| hold.poll()).any(|action| matches!(action, Action::Release(_)));
-        assert_eq!(is_released, !is_kept, "{after:?}");
-    }
 }
 
 #[test]

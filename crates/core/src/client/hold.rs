@@ -21,7 +21,7 @@ use crate::{Answer, Fence, NodeError};
 /// may send the requests of several locks in one pipeline per node. The machine also processes late
 /// responses to the grant's ACQUIREs: the requests that won the lock. After
 /// [`release`](Self::release) or [`detach`](Self::detach) it only undoes repairs that were in
-/// flight, unless they are granted in time.
+/// flight.
 #[derive(Debug)]
 pub struct Hold {
     spec: Arc<Spec>,
@@ -618,13 +618,10 @@ impl Hold {
             node.reach.delivery = Delivery::Arrived;
         }
         let in_time = ctx.now.since(node.acquire_sent_at) <= self.spec.longest_timeout(ctx);
-        let is_repaired = response.holds() == Some(true) && in_time;
-        node.counts |= is_repaired;
+        node.counts |= response.holds() == Some(true) && in_time;
         self.actions.push_back(Action::Repaired(response.holds() == Some(true)));
         self.record_answer(index, response.to_answer(), ctx);
-        // A process that attaches the lock needs what was repaired in time. Any other repair may
-        // reach the node after that process has replaced the token.
-        if self.was_given_up() && !is_repaired {
+        if self.was_given_up() {
             self.release_on(index, &Arc::clone(&self.spec), ctx);
         }
     }
