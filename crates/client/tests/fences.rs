@@ -56,7 +56,7 @@ async fn new_nodes_cost_a_client_at_most_two_extra_rounds() {
 }
 
 #[tokio::test]
-async fn clocks_that_were_ahead_stop_no_client() {
+async fn client_goes_on_with_a_key_after_all_clocks_were_ahead() {
     let clock = WallClock::new();
     // A node's fences begin above the clock that it reads at its start.
     clock.step_ms(3_600_000);

@@ -87,7 +87,9 @@ fn run_without_an_accident_is_reported() {
 fn check_without_each_node(kind: Kind, course: Course) {
     let outcome = outcome_of(kind, course, 2, Yes);
     assert_eq!(outcome.harm, [""; 0], "{outcome}");
-    assert!(!outcome.record.failed_calls.to_string().contains("no quorum"), "{outcome}");
+    // A slow machine may let a client learn of its lock too late.
+    let failed = outcome.record.failed_calls.to_string();
+    assert!(failed == "none" || failed.ends_with("too late") && !failed.contains(','), "{outcome}");
     assert_eq!(outcome.record.without_one.len(), 5, "{outcome}");
 }
 

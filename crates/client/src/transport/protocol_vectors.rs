@@ -155,6 +155,7 @@ fn error(mut case: Fields) {
             NodeError::Replica => "replica",
             NodeError::Denied { .. } => "denied",
             NodeError::NoModule => "no module",
+            error if error.rejects_ticket() => "ticket rejected",
             NodeError::ErrorReply(_) | NodeError::TtlTooLong { .. } => "refused",
             other => panic!("{other:?}: {}", case.text),
         };

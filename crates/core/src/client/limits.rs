@@ -48,7 +48,7 @@ pub const PING_EVERY: Duration = Duration::from_secs(30);
 pub const NAMING_KEYS_MAX: usize = 8;
 /// Calls of one client in line, each with a wait connection to every node.
 pub const WAIT_CONNECTIONS_MAX: usize = 256;
-/// How far ahead of its clock a client believes the number of a refusal, or of its last lock.
+/// How far ahead of its clock a client believes a refusal.
 ///
 /// Nodes report fences up to `lock.max-clock-skew` ahead of their clocks, and accept tickets up to
 /// twice as far ahead. With the default of a minute, this lies in the middle.

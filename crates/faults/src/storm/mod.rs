@@ -224,8 +224,10 @@ fn stop_each(fleet: &mut Fleet, plan: Plan, accident: Accident, state: &RunState
         ensure!(node.inject(accident, 0)?, "the accident was not injected");
         let stopped_at = now();
         let without = count_in_part()?;
-        wait_until(LIMIT, "a client is granted two locks without the node", || {
-            Ok(has_locked_twice(&state.record().holds, stopped_at))
+        wait_until(LIMIT, "clients are granted two locks without the node", || {
+            let has_locked = |mode| has_locked_twice(&state.record().holds, mode, stopped_at);
+            Ok(has_locked(Mode::Exclusive)
+                && (plan.kind != Kind::Shared || has_locked(Mode::Shared)))
         })?;
         node.recover(accident, 0)?;
         wait_until(LIMIT, "a node votes again", || votes(&node.server))?;
@@ -236,11 +238,11 @@ fn stop_each(fleet: &mut Fleet, plan: Plan, accident: Accident, state: &RunState
     Ok(())
 }
 
-/// Returns whether a client was granted two locks after this time: the nodes may have granted the
-/// first of them before.
-fn has_locked_twice(holds: &[Hold], since: Duration) -> bool {
+/// Returns whether a client was granted two locks of this mode after this time: the nodes may have
+/// granted the first of them before.
+fn has_locked_twice(holds: &[Hold], mode: Mode, since: Duration) -> bool {
     let mut clients = BTreeSet::new();
-    let later = holds.iter().filter(|hold| hold.from > since && hold.mode != Mode::Downgraded);
+    let later = holds.iter().filter(|hold| hold.from > since && hold.mode == mode);
     later.map(|hold| hold.client).any(|client| !clients.insert(client))
 }
 

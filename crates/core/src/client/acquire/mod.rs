@@ -326,10 +326,12 @@ impl Acquire {
         match self.phase {
             _ if self.agreement.is_some() => {}
             Phase::Asking | Phase::InLine if self.is_ticket_rejected(ctx) => {
-                ctx.client_state.fences.learn_rejection(self.ticket, ctx.wall_us);
-                self.ticket = ctx.client_state.fences.propose(ctx.wall_us);
-                self.has_stood = false;
-                self.start_over_later(ctx);
+                ctx.client_state.fences.forget(self.ticket);
+                self.ticket = Fence::of_wall_us(ctx.wall_us);
+                // A node with a wrong clock may tell the same number again.
+                self.has_stood = true;
+                self.release_all(ctx);
+                self.ask_all(ctx);
             }
             Phase::Asking => self.proceed_asking(ctx),
             Phase::InLine => self.proceed_in_line(ctx),
@@ -337,10 +339,14 @@ impl Acquire {
         }
     }
 
-    /// Whether no majority accepts the ticket, because a node with a wrong clock told a number that
-    /// is too far ahead. A ticket that is not ahead of this clock cannot be lowered.
+    /// Whether no majority accepts the ticket now. A ticket that is not ahead of this clock cannot
+    /// be lowered.
     fn is_ticket_rejected(&self, ctx: &Context<'_>) -> bool {
-        let rejects = |node: &Node| node.error.as_ref().is_some_and(NodeError::rejects_ticket);
+        let rejects = |node: &Node| {
+            node.state == State::Idle
+                && node.ticket == self.ticket
+                && node.error.as_ref().is_some_and(NodeError::rejects_ticket)
+        };
         self.ticket > Fence::of_wall_us(ctx.wall_us)
             && self.count(rejects) > ctx.client_state.majority.spare()
             && !is_broken(ClientRule::RejectedTicketKept)
