@@ -38,7 +38,7 @@ mod shard;
 mod spec;
 mod token;
 
-pub use acquire::{Acquire, Failure, Reason};
+pub use acquire::Acquire;
 pub use context::{ClientState, Context, NodeStatus, Places, Random, Topology};
 pub use fence_proposals::FenceProposals;
 pub use hello::Hello;
@@ -47,7 +47,9 @@ pub use keys::{InvalidKeys, Keys};
 pub use links::{ConnectionId, LinkAction, LinkHealth, Links, Notice};
 pub use local_queue::{CalledNumbers, LocalQueue};
 pub use release::Release;
-pub use request::{Action, Command, Delivery, OutgoingRequest, Request, RequestId, Response};
+pub use request::{
+    Action, Command, Delivery, Failure, OutgoingRequest, Reason, Request, RequestId, Response,
+};
 pub use round_trips::RoundTrips;
 pub use shard::{Shard, ShardAction};
 pub use spec::{InvalidSpec, Spec};

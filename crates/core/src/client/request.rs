@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ConnectionId, Failure, Hold, Release, Spec, Token};
+use super::{ConnectionId, Hold, Release, Spec, Token};
 use crate::quorum::ExtensionVerdict;
 use crate::{Answer, Fence, NodeError};
 
@@ -91,6 +91,31 @@ pub enum Action {
     },
     /// A repair has ended. The value says whether the node has the lock again.
     Repaired(bool),
+}
+
+/// The result of a call that did not acquire its lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The reason.
+    pub reason: Reason,
+    /// The last answer of each node, by index.
+    pub answers: Vec<Answer>,
+    /// How long the call took.
+    pub took: Duration,
+}
+
+/// Why a lock was not acquired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// When last heard, too many nodes refused for the others to form a majority: another client
+    /// holds the lock or waits for it.
+    Held,
+    /// Too few nodes voted, or their votes gave no client a majority.
+    NoQuorum,
+    /// The grants took so long that less than the minimal validity was left.
+    InsufficientValidity,
+    /// The operating system has no random numbers for a token.
+    NoRandom,
 }
 
 /// A request to send through one of the client's shared connections. If the connection is closed,

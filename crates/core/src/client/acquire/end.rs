@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::node::State;
-use super::{Acquire, Failure, Phase, Reason};
+use super::{Acquire, Phase};
 use crate::Answer;
 use crate::client::hold::HeldNode;
-use crate::client::{Action, Context, Hold, Release};
+use crate::client::{Action, Context, Failure, Hold, Reason, Release};
 use crate::quorum::{Validity, Win};
 
 impl Acquire {

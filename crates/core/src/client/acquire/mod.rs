@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use self::node::{Node, State};
 use super::late_timer::LateTimer;
-use super::{Action, Command, Context, Request, RequestId, Response, Spec, Token, limits};
+use super::{Action, Command, Context, Reason, Request, RequestId, Response, Spec, Token, limits};
 use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{Acquisition, Moment, Step, Validity};
-use crate::{Answer, Fence, NodeError};
+use crate::{Fence, NodeError};
 
 /// One call for a lock, up to the lock or the error.
 ///
@@ -100,31 +100,6 @@ struct Agreement {
 struct Partial {
     since: Moment,
     yield_at: Moment,
-}
-
-/// The result of a call that did not acquire its lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// The reason.
-    pub reason: Reason,
-    /// The last answer of each node, by index.
-    pub answers: Vec<Answer>,
-    /// How long the call took.
-    pub took: Duration,
-}
-
-/// Why a lock was not acquired.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// When last heard, too many nodes refused for the others to form a majority: another client
-    /// holds the lock or waits for it.
-    Held,
-    /// Too few nodes voted, or their votes gave no client a majority.
-    NoQuorum,
-    /// The grants took so long that less than the minimal validity was left.
-    InsufficientValidity,
-    /// The operating system has no random numbers for a token.
-    NoRandom,
 }
 
 impl Acquire {
