@@ -17,7 +17,8 @@ impl Acquire {
         let tie_ends_at = ctx.now.plus(limits::tie(round_trip));
         let leave_at = if self.may_wait(ctx.now) { self.until } else { Some(tie_ends_at) };
         (self.phase, self.phase_ends) = (Phase::InLine, leave_at);
-        if !std::mem::replace(&mut self.has_stood, true) && !is_broken(ClientRule::TicketNotRaised)
+        if !std::mem::replace(&mut self.is_ticket_final, true)
+            && !is_broken(ClientRule::TicketNotRaised)
         {
             self.ticket = ctx.client_state.fences.propose(ctx.wall_us);
             for node in &mut self.nodes {

@@ -54,8 +54,8 @@ pub struct Acquire {
     token: Option<Token>,
     /// The proposed fence, which also orders the call in every queue.
     ticket: Fence,
-    /// Whether the call has been in line, so that its ticket stays as it is.
-    has_stood: bool,
+    /// Whether the ticket stays as it is: the call has been in line, or no majority accepts more.
+    is_ticket_final: bool,
     /// The number of the last request.
     last_round: u32,
     /// Whether the call has a place among the calls of its program that stand in line.
@@ -125,7 +125,7 @@ impl Acquire {
             phase_ends: until,
             token: None,
             ticket: Fence::ZERO,
-            has_stood: false,
+            is_ticket_final: false,
             last_round: 0,
             has_place: false,
             slots_passed: 0,
@@ -304,7 +304,7 @@ impl Acquire {
                 ctx.client_state.fences.forget(self.ticket);
                 self.ticket = Fence::of_wall_us(ctx.wall_us);
                 // A node with a wrong clock may tell the same number again.
-                self.has_stood = true;
+                self.is_ticket_final = true;
                 self.release_all(ctx);
                 self.ask_all(ctx);
             }
