@@ -6,7 +6,6 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -14,12 +13,13 @@ use std::{io, mem, process};
 
 use futures_util::FutureExt as _;
 use pyo3::prelude::*;
+use quorlock_client::blocking::Runtime;
 use quorlock_client::{
     ConnectError, Inspection, Lock, LostError, NodeHealth, Quorum, QuorumBuilder, Released,
 };
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::{OnceCell, mpsc};
+use tokio::sync::{OnceCell, mpsc, oneshot};
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 use crate::errors::Failure;
 use crate::held::Held;
@@ -71,12 +71,13 @@ pub(crate) struct Client {
     quorum: OnceCell<Quorum>,
 }
 
-/// A runtime on its own thread, which never takes the GIL.
+/// A runtime, which threads drive only without the GIL.
 ///
-/// Only Python objects own an engine. After the last of them is dropped, the thread finishes the
-/// calls and the releases in the background, and ends.
+/// Only Python objects own an engine. After the last of them is dropped, the runtime's thread
+/// finishes the calls and the releases in the background, and ends.
 pub(crate) struct Engine {
-    runtime: Handle,
+    /// Dropped before `alive`, with which the thread may end.
+    runtime: Runtime,
     alive: mpsc::Sender<()>,
     client: Arc<Client>,
     pub(crate) records: Arc<Records>,
@@ -116,7 +117,7 @@ impl Engine {
         let client = Arc::new(Client { builder, quorum: OnceCell::new() });
         let records = Arc::new(Records::default());
         let (alive, all_dropped) = mpsc::channel(1);
-        let started = start_thread(Arc::clone(&client), Arc::clone(&records), all_dropped);
+        let started = start_runtime(Arc::clone(&client), Arc::clone(&records), all_dropped);
         let started = started.map_err(|source| ConnectError::NoThread { source });
         let (runtime, thread) = started.map_err(Failure::from)?;
         let (thread, pid) = (Some(thread), process::id());
@@ -136,14 +137,10 @@ impl Engine {
         work: impl FnOnce(Arc<Client>) -> F,
         done: impl FnOnce(Ended) + Send + 'static,
     ) -> AbortHandle {
-        let work = work(Arc::clone(&self.client));
-        let alive = self.alive.clone();
-        let call = async move {
-            let reply = AssertUnwindSafe(work).catch_unwind().await;
-            let reply = reply.unwrap_or(Err(Failure::Panicked));
-            done(Ended { reply, _alive: alive });
-        };
-        self.runtime.spawn(call).abort_handle()
+        let call = self.call(work);
+        let task = self.runtime.handle().spawn(async move { done(call.await) });
+        self.runtime.drive_by_thread();
+        task.abort_handle()
     }
 
     /// Runs a call and waits for it without the GIL.
@@ -155,43 +152,46 @@ impl Engine {
         py: Python<'_>,
         work: impl FnOnce(Arc<Client>) -> F,
     ) -> PyResult<Py<PyAny>> {
-        let (sender, mut receiver) = sync_channel(1);
-        // A receiver that is gone drops the reply, and so a lock in it.
-        let call = self.spawn(work, move |ended| drop(sender.send(ended)));
+        let mut call = Box::pin(self.call(work));
         // Other threads do not take the GIL before the call is over: at the exit of the
         // interpreter, a daemon thread that takes it never returns.
         let is_main = is_main_thread(py)?;
         loop {
-            let replied;
-            (receiver, replied) = py.detach(move || {
-                let replied = if is_main {
-                    receiver.recv_timeout(SIGNALS_CHECK_EVERY)
-                } else {
-                    receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
-                };
-                (receiver, replied)
+            let ended = py.detach(|| {
+                let _collecting = logs::collect_into(Arc::clone(&self.records));
+                self.runtime.block_on(async {
+                    if is_main {
+                        timeout(SIGNALS_CHECK_EVERY, &mut call).await.ok()
+                    } else {
+                        Some((&mut call).await)
+                    }
+                })
             });
-            match replied {
-                Ok(ended) => {
-                    let result = ended.result(py, self);
-                    logs::forward(py, &self.records)?;
-                    return result;
-                }
-                Err(RecvTimeoutError::Timeout) => {
-                    let handled = py.check_signals();
-                    if process::id() != self.pid {
-                        // A handler has forked, and this child does not have the thread.
-                        mem::forget((receiver, call, Arc::clone(self)));
-                        return Err(handled.err().unwrap_or_else(|| Failure::Forked.into()));
-                    }
-                    let goes_on = handled.and_then(|()| logs::forward(py, &self.records));
-                    if goes_on.is_err() {
-                        call.abort();
-                        return goes_on.map(|()| py.None());
-                    }
-                }
-                Err(RecvTimeoutError::Disconnected) => return Err(Failure::Panicked.into()),
+            if let Some(ended) = ended {
+                let result = ended.result(py, self);
+                logs::forward(py, &self.records)?;
+                return result;
             }
+            let handled = py.check_signals();
+            if process::id() != self.pid {
+                // A handler has forked, and this child does not have the thread.
+                mem::forget((call, Arc::clone(self)));
+                return Err(handled.err().unwrap_or_else(|| Failure::Forked.into()));
+            }
+            handled.and_then(|()| logs::forward(py, &self.records))?;
+        }
+    }
+
+    fn call<F: Future<Output = Reply> + Send + 'static>(
+        &self,
+        work: impl FnOnce(Arc<Client>) -> F,
+    ) -> impl Future<Output = Ended> + Send + 'static {
+        let work = AssertUnwindSafe(work(Arc::clone(&self.client)));
+        let alive = self.alive.clone();
+        async move {
+            let reply = work.catch_unwind().await;
+            let reply = reply.unwrap_or(Err(Failure::Panicked));
+            Ended { reply, _alive: alive }
         }
     }
 }
@@ -259,37 +259,35 @@ impl<T> Drop for OfProcess<T> {
     }
 }
 
-/// Starts a runtime on a thread that ends after all senders are dropped and all releases are over.
-fn start_thread(
+/// Starts a runtime whose thread ends after all senders are dropped and all releases are over.
+fn start_runtime(
     client: Arc<Client>,
     records: Arc<Records>,
     mut all_dropped: mpsc::Receiver<()>,
-) -> io::Result<(Handle, JoinHandle<()>)> {
-    let runtime = Builder::new_current_thread().enable_all().build()?;
-    let handle = runtime.handle().clone();
+) -> io::Result<(Runtime, JoinHandle<()>)> {
+    let (mark, marker) = oneshot::channel();
+    let until = async move {
+        let _collecting = logs::collect_into(records);
+        // Nothing is sent.
+        let _ = all_dropped.recv().await;
+        if let Some(quorum) = client.opened() {
+            // This wait ends: each release in the background has a time limit.
+            let _ = quorum.flush(Duration::MAX).await;
+        }
+        drop(marker);
+    };
+    let (runtime, thread) = Runtime::start("quorlock", until)?;
     let marker = {
-        let _context = runtime.enter();
+        let _context = runtime.handle().enter();
         Marker::new()?
     };
     let (descriptor, is_open) = (marker.stream.as_raw_fd(), Arc::clone(&marker.is_open));
-    let thread = thread::Builder::new().name("quorlock".into());
-    let thread = thread.spawn(move || {
-        logs::collect_into(records);
-        runtime.block_on(async move {
-            // Nothing is sent.
-            let _ = all_dropped.recv().await;
-            if let Some(quorum) = client.opened() {
-                // This wait ends: each release in the background has a time limit.
-                let _ = quorum.flush(Duration::MAX).await;
-            }
-        });
-        drop(marker);
-    })?;
+    let _ = mark.send(marker);
     let mut runtimes = runtimes();
     runtimes.markers.retain(|_, is_open| is_open.load(Ordering::Acquire));
     runtimes.markers.insert(descriptor, is_open);
     drop(runtimes);
-    Ok((handle, thread))
+    Ok((runtime, thread))
 }
 
 fn runtimes() -> MutexGuard<'static, Runtimes> {

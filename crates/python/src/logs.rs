@@ -1,7 +1,7 @@
 //! Passes the events of the client to `logging`.
 //!
-//! The thread of a runtime puts them into a queue, since it must not wait for the GIL. The Python
-//! threads that call the client empty the queue.
+//! The threads that drive a runtime put them into a queue, since they must not wait for the GIL.
+//! The Python threads that call the client empty the queue.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -36,6 +36,9 @@ pub(crate) struct Records {
 
 struct Collector;
 
+/// A thread whose events are collected.
+pub(crate) struct Collecting;
+
 /// The text of an event: its message, and then its fields.
 #[derive(Default)]
 struct Text {
@@ -43,9 +46,16 @@ struct Text {
     fields: String,
 }
 
-/// Collects the events of this thread.
-pub(crate) fn collect_into(records: Arc<Records>) {
+/// Collects the events of this thread, until the result is dropped.
+pub(crate) fn collect_into(records: Arc<Records>) -> Collecting {
     COLLECTED.set(Some(records));
+    Collecting
+}
+
+impl Drop for Collecting {
+    fn drop(&mut self) {
+        COLLECTED.set(None);
+    }
 }
 
 pub(crate) fn install() {

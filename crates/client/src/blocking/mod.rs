@@ -21,8 +21,12 @@
 
 mod lock;
 mod quorum;
+mod runtime;
 mod thread;
 
 pub use lock::{Lock, LockBuilder, LockWatch};
 pub use quorum::{Quorum, QuorumBuilder, Revocation};
+/// For the Python package.
+#[doc(hidden)]
+pub use runtime::Runtime;
 pub use thread::Blocking;
