@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use std::{io, mem, process};
 
 use futures_util::FutureExt as _;
+use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use quorlock_client::blocking::Runtime;
 use quorlock_client::{
     ConnectError, Inspection, Lock, LostError, NodeHealth, Quorum, QuorumBuilder, Released,
@@ -131,19 +133,19 @@ impl Engine {
         self.client.opened().is_some()
     }
 
-    /// Runs a call on the thread of the runtime, and passes the result to `done` there.
+    /// Runs a call after the earlier ones, and passes its result to `done`.
     pub(crate) fn spawn<F: Future<Output = Reply> + Send + 'static>(
         &self,
         work: impl FnOnce(Arc<Client>) -> F,
         done: impl FnOnce(Ended) + Send + 'static,
     ) -> AbortHandle {
         let call = self.call(work);
-        let task = self.runtime.handle().spawn(async move { done(call.await) });
+        let call = self.runtime.handle().spawn(async move { done(call.await) });
         self.runtime.drive_by_thread();
-        task.abort_handle()
+        call.abort_handle()
     }
 
-    /// Runs a call and waits for it without the GIL.
+    /// Runs a call after the earlier ones, and waits for it without the GIL.
     ///
     /// On the main thread, a signal can raise an exception, such as `KeyboardInterrupt`. The call
     /// is then cancelled: the client releases what it may have acquired.
@@ -152,23 +154,17 @@ impl Engine {
         py: Python<'_>,
         work: impl FnOnce(Arc<Client>) -> F,
     ) -> PyResult<Py<PyAny>> {
-        let mut call = Box::pin(self.call(work));
+        let mut call = self.runtime.handle().spawn(self.call(work));
         // Other threads do not take the GIL before the call is over: at the exit of the
         // interpreter, a daemon thread that takes it never returns.
-        let is_main = is_main_thread(py)?;
+        let limit = if is_main_thread(py)? { SIGNALS_CHECK_EVERY } else { Duration::MAX };
         loop {
             let ended = py.detach(|| {
                 let _collecting = logs::collect_into(Arc::clone(&self.records));
-                self.runtime.block_on(async {
-                    if is_main {
-                        timeout(SIGNALS_CHECK_EVERY, &mut call).await.ok()
-                    } else {
-                        Some((&mut call).await)
-                    }
-                })
+                self.runtime.block_on(async { timeout(limit, &mut call).await })
             });
-            if let Some(ended) = ended {
-                let result = ended.result(py, self);
+            if let Ok(ended) = ended {
+                let result = ended.map_err(|_| Failure::Panicked)?.result(py, self);
                 logs::forward(py, &self.records)?;
                 return result;
             }
@@ -178,7 +174,12 @@ impl Engine {
                 mem::forget((call, Arc::clone(self)));
                 return Err(handled.err().unwrap_or_else(|| Failure::Forked.into()));
             }
-            handled.and_then(|()| logs::forward(py, &self.records))?;
+            let goes_on = handled.and_then(|()| logs::forward(py, &self.records));
+            if goes_on.is_err() {
+                call.abort();
+                self.runtime.drive_by_thread();
+                return goes_on.map(|()| py.None());
+            }
         }
     }
 
@@ -295,9 +296,11 @@ fn runtimes() -> MutexGuard<'static, Runtimes> {
 }
 
 fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
-    let threading = py.import("threading")?;
-    let main = threading.call_method0("main_thread")?.getattr("ident")?;
-    main.eq(threading.call_method0("get_ident")?)
+    static MAIN_THREAD: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static GET_IDENT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let main = MAIN_THREAD.import(py, "threading", "main_thread")?.call0()?;
+    let this = GET_IDENT.import(py, "threading", "get_ident")?.call0()?;
+    main.getattr(intern!(py, "ident"))?.eq(this)
 }
 
 /// The descriptors that identify the runtimes of the process, for a forked child.

@@ -10,6 +10,7 @@ use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use tracing::field::{Field, Visit};
@@ -91,7 +92,7 @@ fn logger(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
 
 /// Reads the level of the logger, below which the client makes no records.
 pub(crate) fn read_level(py: Python<'_>) -> PyResult<()> {
-    let level: i64 = logger(py)?.call_method0("getEffectiveLevel")?.extract()?;
+    let level: i64 = logger(py)?.call_method0(intern!(py, "getEffectiveLevel"))?.extract()?;
     LEVEL.store(u8::try_from(level.max(0)).unwrap_or(u8::MAX), Ordering::Relaxed);
     Ok(())
 }

@@ -14,18 +14,19 @@ impl<'py> FromPyObject<'_, 'py> for Seconds {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(time) = value.extract::<Duration>() {
-            return Ok(Self(time));
-        }
+        // A number first: to refuse one as a `timedelta` takes longer than to read it.
         let seconds = match value.extract::<f64>() {
             Ok(seconds) => seconds,
-            // A negative `timedelta` is no `Duration`, and no number.
-            Err(_) => value
-                .call_method0("total_seconds")
-                .and_then(|seconds| seconds.extract::<f64>())
-                .map_err(|_| {
-                    PyTypeError::new_err("a time is a number of seconds or a timedelta")
-                })?,
+            Err(_) => match value.extract::<Duration>() {
+                Ok(time) => return Ok(Self(time)),
+                // A negative `timedelta` is no `Duration`.
+                Err(_) => value
+                    .call_method0("total_seconds")
+                    .and_then(|seconds| seconds.extract::<f64>())
+                    .map_err(|_| {
+                        PyTypeError::new_err("a time is a number of seconds or a timedelta")
+                    })?,
+            },
         };
         if seconds.is_nan() || seconds < 0.0 {
             return Err(PyValueError::new_err("a time is not negative"));

@@ -15,9 +15,11 @@
 //! # }
 //! ```
 //!
-//! Each [`Quorum`] has one thread, which keeps the connections. It also renews the locks for which
-//! `renew` was called. The API also works inside a program that uses tokio: a call does not panic
-//! there, but blocks its caller's thread.
+//! A call sends its requests and reads the replies on the caller's thread, so that it wakes no
+//! other one. Each [`Quorum`] has a thread that does so between calls: it keeps the connections,
+//! and renews the locks for which `renew` was called. It begins at most 2 ms after a call has
+//! ended, and so does the release of a lock that is dropped. The API also works inside a program
+//! that uses tokio: a call does not panic there, but blocks its caller's thread.
 
 mod lock;
 mod quorum;

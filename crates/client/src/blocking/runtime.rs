@@ -77,14 +77,16 @@ impl Runtime {
         match started {
             Ok(thread) => Ok((Self { shared }, thread)),
             Err(error) => {
-                // To drop it would panic inside another runtime.
-                Arc::into_inner(shared).map(|shared| shared.runtime.shutdown_background());
+                if let Some(shared) = Arc::into_inner(shared) {
+                    // To drop it would panic inside another runtime.
+                    shared.runtime.shutdown_background();
+                }
                 Err(error)
             }
         }
     }
 
-    /// The handle of the runtime. A task that it spawns may begin 2 ms late: see
+    /// The handle of the runtime. A task that it spawns after a call may begin 2 ms late: see
     /// [`Self::drive_by_thread`].
     pub fn handle(&self) -> &Handle {
         self.shared.runtime.handle()
@@ -101,7 +103,8 @@ impl Runtime {
 
     /// Runs a future on the calling thread, which blocks and may belong to another runtime.
     ///
-    /// What the future has made ready in other tasks runs before this returns: requests are sent.
+    /// If this call drives the runtime, the tasks that the future has made ready run before this
+    /// returns: they send requests.
     pub fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
         // Otherwise, the budget of a task that calls this could be used up in one call.
         let work = unconstrained(work);
@@ -199,5 +202,107 @@ struct Unpark(thread::Thread);
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread::{self, ThreadId};
+    use std::time::Duration;
+
+    use quorlock_testkit::eventually;
+    use tokio::sync::oneshot;
+    use tokio::time::sleep;
+
+    use super::{Runtime, ThreadTurn};
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    /// Returns the runtime, and what ends it.
+    fn start() -> (Runtime, oneshot::Sender<()>) {
+        let (end, ended) = oneshot::channel();
+        let (runtime, _) = Runtime::start("test", async { drop(ended.await) }).unwrap();
+        (runtime, end)
+    }
+
+    /// Which thread runs a task that a call awaits.
+    fn driver_of_a_call(runtime: &Runtime) -> ThreadId {
+        runtime.block_on(async { tokio::spawn(async { thread::current().id() }).await.unwrap() })
+    }
+
+    #[test]
+    fn calls_drive_the_runtime_and_the_thread_does_between_them() {
+        let (runtime, _end) = start();
+        for _ in 0..2 {
+            eventually(SOON, "a call drives", || {
+                driver_of_a_call(&runtime) == thread::current().id()
+            });
+            let (tell, told) = std::sync::mpsc::channel();
+            runtime.handle().spawn(async move { tell.send(thread::current().id()) });
+            assert_ne!(told.recv_timeout(SOON).unwrap(), thread::current().id());
+        }
+    }
+
+    #[test]
+    fn thread_drives_after_a_long_call() {
+        let (runtime, _end) = start();
+        let drives = || runtime.shared.turns().thread == ThreadTurn::Drives;
+        eventually(SOON, "the thread drives", drives);
+        runtime.block_on(async {
+            while runtime.shared.turns().thread != ThreadTurn::Waits {
+                sleep(Duration::from_millis(1)).await;
+            }
+        });
+        let (tell, told) = std::sync::mpsc::channel();
+        runtime.handle().spawn(async move { tell.send(()) });
+        told.recv_timeout(SOON).unwrap();
+    }
+
+    #[test]
+    fn call_goes_on_when_the_one_that_drove_has_ended() {
+        let (runtime, _end) = start();
+        let runtime = &runtime;
+        let (tell, told) = oneshot::channel();
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                runtime.block_on(async {
+                    begun.send(()).unwrap();
+                    tokio::spawn(told).await.unwrap().unwrap();
+                });
+            });
+            has_begun.recv().unwrap();
+            let driver = scope.spawn(move || driver_of_a_call(runtime));
+            driver.join().unwrap();
+            tell.send(()).unwrap();
+        });
+    }
+
+    #[test]
+    fn tasks_that_a_call_has_made_ready_run_before_it_returns() {
+        let (runtime, _end) = start();
+        let has_run = || {
+            let ran = Arc::new(AtomicBool::new(false));
+            let runs = Arc::clone(&ran);
+            runtime.block_on(async {
+                tokio::spawn(async move { runs.store(true, Ordering::Release) });
+            });
+            ran.load(Ordering::Acquire)
+        };
+        // Not if the thread drives, as during the first call.
+        let calls = (0..100).filter(|_| has_run()).count();
+        assert!(calls > 50, "after {calls} of 100 calls");
+    }
+
+    #[test]
+    fn thread_ends_with_the_runtime() {
+        let (end, ended) = oneshot::channel();
+        let (runtime, thread) = Runtime::start("test", async { drop(ended.await) }).unwrap();
+        driver_of_a_call(&runtime);
+        drop(runtime);
+        drop::<oneshot::Sender<()>>(end);
+        thread.join().unwrap();
     }
 }
