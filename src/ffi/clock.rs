@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use nix::time::{ClockId, clock_gettime};
 use quorlock_core::node::{Monotonic, Now};
 use redis_module::raw;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::api;
 
@@ -17,8 +17,10 @@ const UNKNOWN: i64 = i64::MIN;
 
 /// Reads `CLOCK_MONOTONIC_RAW`: it does not step, and unlike `CLOCK_MONOTONIC` it is not slewed.
 pub(crate) fn monotonic() -> Monotonic {
-    let now = clock_gettime(ClockId::MonotonicRaw);
-    Monotonic::from_us(now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000)
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_RAW).expect("Linux has this clock");
+    Monotonic::from_us(
+        now.tv_sec().unsigned_abs() * 1_000_000 + now.tv_nsec().unsigned_abs() / 1000,
+    )
 }
 
 /// Reads the monotonic clock, and computes the wall clock from it.

@@ -2,16 +2,13 @@
 //! the wall clock.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use quorlock_core::node::Monotonic;
 use redis_module::raw;
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
 
 use super::api;
 
@@ -20,7 +17,7 @@ use super::api;
 /// The node's jobs run at the end of that turn (`before_sleep`). The timer's callback cannot run
 /// them, because the callback of a file descriptor must not write keys.
 pub(crate) struct Timer {
-    fd: OwnedFd,
+    fd: TimerFd,
     /// The moment for which the timer was set last; `None` if it is not set.
     armed: Option<Monotonic>,
 }
@@ -29,8 +26,8 @@ impl Timer {
     /// Returns `None` if the system has no file descriptor left, or the event loop refuses this
     /// one.
     pub(crate) fn new() -> Option<Self> {
-        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
-        let fd = timerfd_create(TimerfdClockId::Monotonic, flags).ok()?;
+        let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
+        let fd = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).ok()?;
         // SAFETY: an open descriptor, which is removed from the loop before it is closed.
         let added = unsafe {
             let mask = raw::REDISMODULE_EVENTLOOP_READABLE as c_int;
@@ -58,12 +55,9 @@ impl Timer {
         }
         // A time of zero would disarm the timer.
         let after_us = at.us_since(now).max(1);
-        let it_value = Timespec::try_from(Duration::from_micros(after_us));
-        self.armed = it_value.ok().and_then(|it_value| {
-            let once = Itimerspec { it_interval: Timespec::default(), it_value };
-            timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &once).ok()?;
-            Some(at)
-        });
+        let once = Expiration::OneShot(Duration::from_micros(after_us).into());
+        let set = self.fd.set(once, TimerSetTimeFlags::empty());
+        self.armed = set.is_ok().then_some(at);
     }
 }
 
@@ -84,8 +78,6 @@ static HAS_FIRED: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C" fn handle_expiration(fd: c_int, _data: *mut c_void, _mask: c_int) {
     HAS_FIRED.store(true, Ordering::Relaxed);
-    // SAFETY: the descriptor is open as long as the loop has it.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     // Without a read, the loop would wake at once again. The number of expirations does not matter.
-    let _ = rustix::io::read(fd, &mut [0_u8; size_of::<u64>()]);
+    let _ = nix::unistd::read(fd, &mut [0; size_of::<u64>()]);
 }
