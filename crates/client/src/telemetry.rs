@@ -42,11 +42,12 @@ pub(crate) fn extended(lock: &LockInner, verdict: ExtensionVerdict) {
         ExtensionVerdict::Lost => ("lost", Some("the lock is lost")),
     };
     let key = &lock.spec.keys;
+    // Not in the span of the call that happens to drive the runtime.
     match warning {
-        None => tracing::trace!(%key, coverage = %lock.coverage(), "extended"),
+        None => tracing::trace!(parent: None, %key, coverage = %lock.coverage(), "extended"),
         // A lock that its holder has released or detached causes no warning.
         Some(_) if lock.was_given_up() => {}
-        Some(warning) => tracing::warn!(%key, nodes = %lock.report(), "{warning}"),
+        Some(warning) => tracing::warn!(parent: None, %key, nodes = %lock.report(), "{warning}"),
     }
     count("quorlock_extends_total", outcome);
 }

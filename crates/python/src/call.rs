@@ -18,8 +18,8 @@ use crate::logs;
 
 /// The replies of calls to the futures of one event loop.
 ///
-/// The runtime's thread writes to a socket that the loop watches. It calls nothing in Python, since
-/// a thread that holds the GIL would then delay the renewal of locks.
+/// The thread that drives the runtime writes to a socket that the loop watches. It calls nothing in
+/// Python, since a thread that holds the GIL would then delay the renewal of locks.
 ///
 /// Only the loop owns a bridge. The garbage collector thus ends the tasks of a closed loop, and
 /// their locks.

@@ -154,10 +154,15 @@ impl Engine {
         py: Python<'_>,
         work: impl FnOnce(Arc<Client>) -> F,
     ) -> PyResult<Py<PyAny>> {
-        let mut call = self.runtime.handle().spawn(self.call(work));
         // Other threads do not take the GIL before the call is over: at the exit of the
         // interpreter, a daemon thread that takes it never returns.
         let limit = if is_main_thread(py)? { SIGNALS_CHECK_EVERY } else { Duration::MAX };
+        let call = self.call(work);
+        if self.is_forked() {
+            mem::forget((call, Arc::clone(self)));
+            return Err(Failure::Forked.into());
+        }
+        let mut call = self.runtime.handle().spawn(call);
         loop {
             let ended = py.detach(|| {
                 let _collecting = logs::collect_into(Arc::clone(&self.records));
@@ -168,19 +173,23 @@ impl Engine {
                 logs::forward(py, &self.records)?;
                 return result;
             }
-            let handled = py.check_signals();
-            if process::id() != self.pid {
-                // A handler has forked, and this child does not have the thread.
+            let handled = py.check_signals().and_then(|()| logs::forward(py, &self.records));
+            if self.is_forked() {
                 mem::forget((call, Arc::clone(self)));
                 return Err(handled.err().unwrap_or_else(|| Failure::Forked.into()));
             }
-            let goes_on = handled.and_then(|()| logs::forward(py, &self.records));
-            if goes_on.is_err() {
+            if handled.is_err() {
                 call.abort();
                 self.runtime.drive_by_thread();
-                return goes_on.map(|()| py.None());
+                return handled.map(|()| py.None());
             }
         }
+    }
+
+    /// Whether a handler of a signal, which runs while Python code does, has forked during a call.
+    /// The child has neither the thread nor the connections.
+    fn is_forked(&self) -> bool {
+        process::id() != self.pid
     }
 
     fn call<F: Future<Output = Reply> + Send + 'static>(

@@ -24,7 +24,7 @@ struct Inner {
     is_shared: bool,
     /// `None` for the default of the client.
     ttl: Option<Duration>,
-    /// Calls lock the mutex on the runtime's thread. `None` once a call has ended the lock.
+    /// Calls lock the mutex in the runtime. `None` once a call has ended the lock.
     lock: Arc<Mutex<Option<Lock>>>,
     /// Dropped last, because the release of the lock needs the runtime.
     engine: Arc<Engine>,

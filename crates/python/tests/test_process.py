@@ -162,15 +162,30 @@ asyncio.run(main())
     run(nodes, key, script)
 
 
-def test_fork_in_a_signal_handler_ends_the_call_of_the_child(nodes, key):
-    script = '''
+# How a call is interrupted: while it waits, or before, while it reads the level of the logger.
+WHILE_IT_WAITS = "threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGALRM)).start()"
+BEFORE_IT_WAITS = """
+import logging
+logger = logging.getLogger("quorlock")
+level = logger.getEffectiveLevel
+def read_level():
+    logger.getEffectiveLevel = level
+    signal.raise_signal(signal.SIGALRM)
+    return level()
+logger.getEffectiveLevel = read_level
+"""
+
+
+@pytest.mark.parametrize("interrupt", [WHILE_IT_WAITS, BEFORE_IT_WAITS], ids=["waits", "before"])
+def test_fork_in_a_signal_handler_ends_the_call_of_the_child(nodes, key, interrupt):
+    script = f'''
 holder = quorlock.Quorum(urls).lock(key)
 holder.acquire()
 def fork(*_):
     children.append(os.fork())
 children = []
 signal.signal(signal.SIGALRM, fork)
-threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGALRM)).start()
+{interrupt}
 try:
     acquired = q.lock(key).acquire(timeout=1.5)
 except quorlock.ForkedError:

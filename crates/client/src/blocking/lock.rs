@@ -11,7 +11,7 @@ pub type LockBuilder = Blocking<crate::LockBuilder>;
 
 /// A held lock: a [`crate::Lock`] whose calls block.
 ///
-/// Dropping the lock releases it on the quorum's thread, and does not block.
+/// Dropping the lock releases it in the background, and does not block.
 pub type Lock = Blocking<crate::Lock>;
 
 /// A view of a lock: a [`crate::LockWatch`] whose calls block. Cheap to clone.

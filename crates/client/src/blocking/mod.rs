@@ -15,11 +15,15 @@
 //! # }
 //! ```
 //!
-//! A call sends its requests and reads the replies on the caller's thread, so that it wakes no
-//! other one. Each [`Quorum`] has a thread that does so between calls: it keeps the connections,
-//! and renews the locks for which `renew` was called. It begins at most 2 ms after a call has
-//! ended, and so does the release of a lock that is dropped. The API also works inside a program
-//! that uses tokio: a call does not panic there, but blocks its caller's thread.
+//! A call sends its requests and reads the replies on the caller's thread, which is faster than to
+//! wake another one. Each [`Quorum`] has a thread that does so between calls, and after the first
+//! 2 ms of a call: it keeps the connections, and renews the locks for which `renew` was called. The
+//! release of a lock that is dropped may begin 2 ms late; before the end of the program, call
+//! [`Quorum::flush`]. A recorder of metrics and a layer of tracing are called on either thread, and
+//! panic if they wait for the same quorum.
+//!
+//! The API also works inside a program that uses tokio: a call does not panic there, but blocks its
+//! caller's thread.
 
 mod lock;
 mod quorum;

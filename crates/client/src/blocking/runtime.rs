@@ -2,22 +2,32 @@
 //!
 //! If a thread of its own did all the work, each call would wake that thread and be woken by it,
 //! which takes longer than a round trip to a node of the same network. A call thus drives the
-//! runtime itself while it waits. The thread drives it when no calls do.
+//! runtime itself, for 2 ms at most. Otherwise a thread drives it: a caller that waits for long
+//! delays no renewal, even if it is rarely scheduled.
 
-use std::pin::pin;
+use std::cell::Cell;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use std::{io, mem};
+use std::{io, mem, ptr};
 
 use tokio::runtime::{self, Handle};
 use tokio::sync::Notify;
 use tokio::task::{unconstrained, yield_now};
+use tokio::time::timeout;
 
 /// The thread drives the runtime once no call has for this time, or for twice as long. Calls in
-/// quick succession wake no thread.
+/// quick succession need not wait for it.
 const THREAD_DRIVES_AFTER: Duration = Duration::from_millis(1);
+/// A call that takes longer leaves the runtime to the thread.
+const CALL_DRIVES_FOR: Duration = Duration::from_millis(2);
+
+thread_local! {
+    /// The runtime that a call on this thread drives.
+    static DRIVEN: Cell<*const Shared> = const { Cell::new(ptr::null()) };
+}
 
 /// A runtime, and a thread that drives it between calls.
 pub struct Runtime {
@@ -39,17 +49,7 @@ struct Turns {
     calls: usize,
     /// Whether a call has begun since the thread last looked.
     has_called: bool,
-    thread: ThreadTurn,
-}
-
-#[derive(Default, PartialEq)]
-enum ThreadTurn {
-    Drives,
-    /// Waits until there are no calls any more.
-    #[default]
-    Waits,
-    /// Looks again after a pause.
-    Looks,
+    does_thread_drive: bool,
 }
 
 /// A call that drives the runtime.
@@ -95,7 +95,7 @@ impl Runtime {
     /// Lets the thread drive the runtime at once, unless a call does.
     pub fn drive_by_thread(&self) {
         let mut turns = self.shared.turns();
-        if turns.thread != ThreadTurn::Drives {
+        if !turns.does_thread_drive {
             turns.has_called = false;
             self.shared.has_work.notify_one();
         }
@@ -105,24 +105,35 @@ impl Runtime {
     ///
     /// If this call drives the runtime, the tasks that the future has made ready run before this
     /// returns: they send requests.
+    ///
+    /// # Panics
+    /// If a task of this runtime calls it, or a future that it runs.
     pub fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
+        assert!(
+            DRIVEN.get() != Arc::as_ptr(&self.shared),
+            "a callback of the client waits for the same client: wait on another thread"
+        );
         // Otherwise, the budget of a task that calls this could be used up in one call.
-        let work = unconstrained(work);
-        if Handle::try_current().is_ok() {
-            // tokio lets no thread of a runtime drive another one.
-            return self.block_on_parked(work);
+        let mut work = pin!(unconstrained(work));
+        // tokio lets no thread of a runtime drive another one.
+        if Handle::try_current().is_err() {
+            let _turn = Turn::begin(&self.shared);
+            let driven = self.shared.runtime.block_on(async {
+                let output = timeout(CALL_DRIVES_FOR, work.as_mut()).await;
+                if output.is_ok() {
+                    yield_now().await;
+                }
+                output
+            });
+            if let Ok(output) = driven {
+                return output;
+            }
         }
-        let _turn = Turn::begin(&self.shared);
-        self.shared.runtime.block_on(async {
-            let output = work.await;
-            yield_now().await;
-            output
-        })
+        self.block_on_parked(work)
     }
 
-    fn block_on_parked<T>(&self, work: impl Future<Output = T>) -> T {
+    fn block_on_parked<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> T {
         let _context = self.shared.runtime.enter();
-        let mut work = pin!(work);
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         loop {
             let polled = work.as_mut().poll(&mut Context::from_waker(&waker));
@@ -132,6 +143,12 @@ impl Runtime {
                 Poll::Pending => thread::park(),
             }
         }
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        self.drive_by_thread();
     }
 }
 
@@ -145,19 +162,11 @@ impl Shared {
         let mut until = pin!(until);
         loop {
             let mut turns = self.turns();
-            loop {
-                if mem::take(&mut turns.has_called) {
-                    turns.thread = ThreadTurn::Looks;
-                    let waited = self.has_work.wait_timeout(turns, THREAD_DRIVES_AFTER);
-                    turns = waited.unwrap_or_else(PoisonError::into_inner).0;
-                } else if turns.calls > 0 {
-                    turns.thread = ThreadTurn::Waits;
-                    turns = self.has_work.wait(turns).unwrap_or_else(PoisonError::into_inner);
-                } else {
-                    break;
-                }
+            while turns.calls > 0 || mem::take(&mut turns.has_called) {
+                let waited = self.has_work.wait_timeout(turns, THREAD_DRIVES_AFTER);
+                turns = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
-            turns.thread = ThreadTurn::Drives;
+            turns.does_thread_drive = true;
             drop(turns);
             let is_over = self.runtime.block_on(async {
                 tokio::select! {
@@ -169,7 +178,7 @@ impl Shared {
             if is_over {
                 return;
             }
-            self.turns().thread = ThreadTurn::Looks;
+            self.turns().does_thread_drive = false;
         }
     }
 }
@@ -179,20 +188,18 @@ impl<'a> Turn<'a> {
         let mut turns = shared.turns();
         turns.calls += 1;
         turns.has_called = true;
-        if turns.thread == ThreadTurn::Drives {
+        if turns.does_thread_drive {
             shared.wanted.notify_one();
         }
+        DRIVEN.set(shared);
         Self(shared)
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut turns = self.0.turns();
-        turns.calls -= 1;
-        if turns.calls == 0 && turns.thread == ThreadTurn::Waits {
-            self.0.has_work.notify_one();
-        }
+        DRIVEN.set(ptr::null());
+        self.0.turns().calls -= 1;
     }
 }
 
@@ -207,16 +214,18 @@ impl Wake for Unpark {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
     use std::thread::{self, ThreadId};
     use std::time::Duration;
 
     use quorlock_testkit::eventually;
     use tokio::sync::oneshot;
-    use tokio::time::sleep;
+    use tokio::time::{sleep, timeout};
 
-    use super::{Runtime, ThreadTurn};
+    use super::Runtime;
 
     const SOON: Duration = Duration::from_secs(30);
 
@@ -239,44 +248,46 @@ mod tests {
             eventually(SOON, "a call drives", || {
                 driver_of_a_call(&runtime) == thread::current().id()
             });
-            let (tell, told) = std::sync::mpsc::channel();
+            let (tell, told) = mpsc::channel();
             runtime.handle().spawn(async move { tell.send(thread::current().id()) });
             assert_ne!(told.recv_timeout(SOON).unwrap(), thread::current().id());
         }
     }
 
     #[test]
-    fn thread_drives_after_a_long_call() {
+    fn long_call_leaves_the_runtime_to_the_thread() {
         let (runtime, _end) = start();
-        let drives = || runtime.shared.turns().thread == ThreadTurn::Drives;
-        eventually(SOON, "the thread drives", drives);
-        runtime.block_on(async {
-            while runtime.shared.turns().thread != ThreadTurn::Waits {
+        let long = async {
+            loop {
+                let driver = tokio::spawn(async { thread::current().id() }).await.unwrap();
+                if driver != thread::current().id() && !runtime.shared.turns().has_called {
+                    return;
+                }
                 sleep(Duration::from_millis(1)).await;
             }
-        });
-        let (tell, told) = std::sync::mpsc::channel();
-        runtime.handle().spawn(async move { tell.send(()) });
-        told.recv_timeout(SOON).unwrap();
+        };
+        runtime.block_on(async { timeout(SOON, long).await.unwrap() });
     }
 
     #[test]
-    fn call_goes_on_when_the_one_that_drove_has_ended() {
+    fn calls_of_several_threads_all_return() {
         let (runtime, _end) = start();
         let runtime = &runtime;
-        let (tell, told) = oneshot::channel();
-        let (begun, has_begun) = std::sync::mpsc::channel();
+        let inside = tokio::runtime::Builder::new_current_thread().build().unwrap();
         thread::scope(|scope| {
-            scope.spawn(move || {
-                runtime.block_on(async {
-                    begun.send(()).unwrap();
-                    tokio::spawn(told).await.unwrap().unwrap();
+            for thread in 0..4 {
+                let inside = inside.handle();
+                scope.spawn(move || {
+                    for call in 0..200 {
+                        let work = async move {
+                            sleep(Duration::from_millis((call * 7 + thread) % 4)).await;
+                            tokio::spawn(sleep(Duration::ZERO)).await.unwrap();
+                        };
+                        let _inside = (call % 5 == 0).then(|| inside.enter());
+                        runtime.block_on(async { timeout(SOON, work).await.unwrap() });
+                    }
                 });
-            });
-            has_begun.recv().unwrap();
-            let driver = scope.spawn(move || driver_of_a_call(runtime));
-            driver.join().unwrap();
-            tell.send(()).unwrap();
+            }
         });
     }
 
@@ -297,12 +308,26 @@ mod tests {
     }
 
     #[test]
-    fn thread_ends_with_the_runtime() {
-        let (end, ended) = oneshot::channel();
+    fn call_from_a_callback_panics_instead_of_waiting_for_itself() {
+        let (runtime, _end) = start();
+        let nested = || runtime.block_on(async { runtime.block_on(async {}) });
+        catch_unwind(AssertUnwindSafe(nested)).unwrap_err();
+        runtime.block_on(async {});
+    }
+
+    #[test]
+    fn thread_drops_the_tasks_of_a_dropped_runtime() {
+        let (end, ended) = oneshot::channel::<()>();
         let (runtime, thread) = Runtime::start("test", async { drop(ended.await) }).unwrap();
+        let kept = Arc::new(());
+        let task = Arc::clone(&kept);
+        runtime.handle().spawn(async move {
+            sleep(SOON).await;
+            drop(task);
+        });
         driver_of_a_call(&runtime);
-        drop(runtime);
-        drop::<oneshot::Sender<()>>(end);
+        drop((runtime, end));
         thread.join().unwrap();
+        assert_eq!(Arc::strong_count(&kept), 1);
     }
 }

@@ -193,17 +193,21 @@ impl Supervisor {
     }
 
     fn log(&self, notice: &Notice) {
+        // Not in the span of the call that happens to drive the runtime.
         match notice {
             Notice::Restarted { node } => tracing::warn!(
+                parent: None,
                 node = %self.nodes[*node].name,
                 "the server was restarted: it may have forgotten locks"
             ),
             Notice::NoSet => tracing::warn!(
+                parent: None,
                 "most nodes report no set, so a client with a different list of nodes would not be \
                  noticed: set lock.set on every node"
             ),
             Notice::NotAdmitted { node, error } => {
-                tracing::warn!(node = %self.nodes[*node].name, %error, "the node does not vote");
+                let node = &self.nodes[*node].name;
+                tracing::warn!(parent: None, %node, %error, "the node does not vote");
             }
         }
     }
