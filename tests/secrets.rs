@@ -8,49 +8,21 @@ use crate::common::{RedisCli, Waiter, command, server_and_cli};
 use quorlock_testkit::Server;
 use redis::Value;
 
-/// Every token in [`LINES`] contains this, and no other argument does.
+/// Every token in secrets.txt contains this, and no other argument does.
 const SECRET: &str = "s3cret";
 
-/// Commands with tokens: some are granted, some refused, and some are invalid.
-const LINES: [&str; 28] = [
-    "LOCK.ACQUIRE k s3cret-1 60000",
-    "LOCK.ACQUIRE k s3cret-2 60000 OWNER me FENCE 7",
-    "lock.acquire k s3cret-3 60000 WAIT 0",
-    "LOCK.EXTEND k s3cret-1 60000 TOKEN s3cret-4",
-    "LOCK.EXTEND k s3cret-4 60000 FENCE 1 token s3cret-5",
-    "LOCK.EXTEND k s3cret-1 60000 TOKEN s3cret-4 TOKEN s3cret-5",
-    "LOCK.EXTEND k s3cret-1 60000 NONSENSE x TOKEN s3cret-4",
-    "LOCK.YIELD k s3cret-4",
-    "LOCK.RELEASE k s3cret-4",
-    "LOCK.ACQUIRE k s3cret-2 60000 SHARED FENCE 7 OWNER me",
-    "LOCK.EXTEND k s3cret-4 60000 shared shared TOKEN s3cret-5",
-    "LOCK.ACQUIREANY 2 k l s3cret-1 60000 WAIT 0 OWNER me",
-    "LOCK.MACQUIRE 2 k l s3cret-1 60000",
-    "LOCK.MEXTEND 2 k l s3cret-1 60000 TOKEN s3cret-3",
-    "LOCK.MYIELD 2 k l s3cret-3",
-    "LOCK.MRELEASE 2 k l s3cret-3",
-    "LOCK.ACQUIRE k s3cret-1 60000 UNKNOWN x",
-    // The arguments are refused: none is shown, because any may be the token.
-    "LOCK.MACQUIRE x k l s3cret-1 60000",
-    "LOCK.MACQUIRE 0 s3cret-1 60000 TOKEN s3cret-2",
-    "LOCK.MEXTEND 1 k l s3cret-1 60000 TOKEN s3cret-2",
-    "LOCK.MRELEASE 3 k l s3cret-1",
-    "LOCK.MEXTEND 2 k l TOKEN s3cret-1 60000",
-    "LOCK.MEXTEND 2 k l s3cret-1 60000 SHARED x s3cret-2",
-    "LOCK.MRELEASE s3cret-1 k l",
-    "LOCK.EXTEND k TOKEN s3cret-1 60000",
-    "LOCK.EXTEND k 60000 s3cret-1",
-    "LOCK.EXTEND k s3cret-1 60000 s3cret-2 TOKEN",
-    "LOCK.ACQUIRE s3cret-1 60000 WAIT 0",
-];
+/// Commands with tokens.
+fn lines() -> impl Iterator<Item = &'static str> {
+    include_str!("secrets.txt").lines().filter(|line| !line.starts_with('#'))
+}
 
 /// Sends the lines one by one, and once more within a transaction. The replies do not matter.
 fn send_all(cli: &mut RedisCli) {
-    for line in LINES {
+    for line in lines() {
         let _ = command(line).query::<Value>(&mut cli.0);
     }
     cli.reply("MULTI");
-    for line in LINES {
+    for line in lines() {
         cli.reply(line);
     }
     let _ = command("EXEC").query::<Value>(&mut cli.0);
@@ -85,7 +57,7 @@ fn monitor_shows_no_token() {
         send_all(&mut cli);
         wait_and_release(&server, &mut cli);
     });
-    assert!(shown.to_lowercase().matches("\"lock.").count() >= 2 * LINES.len(), "{shown}");
+    assert!(shown.to_lowercase().matches("\"lock.").count() >= 2 * lines().count(), "{shown}");
     assert!(!shown.contains(SECRET), "{shown}");
     assert!(shown.contains("\"(redacted)\""), "{shown}");
 }
@@ -97,7 +69,7 @@ fn slow_log_shows_no_token() {
     send_all(&mut cli);
     wait_and_release(&server, &mut cli);
     let shown = format!("{:?}", cli.reply("SLOWLOG GET -1"));
-    assert!(shown.to_lowercase().matches("lock.").count() >= 2 * LINES.len(), "{shown}");
+    assert!(shown.to_lowercase().matches("lock.").count() >= 2 * lines().count(), "{shown}");
     assert!(!shown.contains(SECRET), "{shown}");
 }
 

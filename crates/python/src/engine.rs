@@ -124,7 +124,12 @@ impl Engine {
         let (runtime, thread) = started.map_err(Failure::from)?;
         let (thread, pid) = (Some(thread), process::id());
         let engine = Arc::new(Self { runtime, alive, client, records, thread, pid });
-        py.import("quorlock._process")?.call_method0("started")?;
+        let told = py.import("quorlock._process")?.call_method0("started");
+        if engine.is_forked() {
+            mem::forget(engine);
+            return Err(Failure::Forked.into());
+        }
+        told?;
         Ok(engine)
     }
 
@@ -139,9 +144,11 @@ impl Engine {
         work: impl FnOnce(Arc<Client>) -> F,
         done: impl FnOnce(Ended) + Send + 'static,
     ) -> AbortHandle {
-        let call = self.call(work);
-        let call = self.runtime.handle().spawn(async move { done(call.await) });
-        self.runtime.drive_by_thread();
+        let (call, awaited) = (self.call(work), self.runtime.awaited());
+        let call = self.runtime.handle().spawn(async move {
+            done(call.await);
+            drop(awaited);
+        });
         call.abort_handle()
     }
 
@@ -163,24 +170,32 @@ impl Engine {
             return Err(Failure::Forked.into());
         }
         let mut call = self.runtime.handle().spawn(call);
+        let mut is_first = true;
         loop {
             let ended = py.detach(|| {
                 let _collecting = logs::collect_into(Arc::clone(&self.records));
-                self.runtime.block_on(async { timeout(limit, &mut call).await })
+                let ended = async { timeout(limit, &mut call).await };
+                if mem::take(&mut is_first) {
+                    self.runtime.block_on(ended)
+                } else {
+                    self.runtime.block_without_driving(ended)
+                }
             });
             if let Ok(ended) = ended {
                 let result = ended.map_err(|_| Failure::Panicked)?.result(py, self);
                 logs::forward(py, &self.records)?;
                 return result;
             }
-            let handled = py.check_signals().and_then(|()| logs::forward(py, &self.records));
+            let mut handled = py.check_signals();
+            if !self.is_forked() {
+                handled = handled.and_then(|()| logs::forward(py, &self.records));
+            }
             if self.is_forked() {
                 mem::forget((call, Arc::clone(self)));
                 return Err(handled.err().unwrap_or_else(|| Failure::Forked.into()));
             }
             if handled.is_err() {
                 call.abort();
-                self.runtime.drive_by_thread();
                 return handled.map(|()| py.None());
             }
         }

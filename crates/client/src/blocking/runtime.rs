@@ -6,9 +6,9 @@
 //! delays no renewal, even if it is rarely scheduled.
 
 use std::cell::Cell;
-use std::pin::{Pin, pin};
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use std::{io, mem, ptr};
@@ -25,7 +25,7 @@ const THREAD_DRIVES_AFTER: Duration = Duration::from_millis(1);
 const CALL_DRIVES_FOR: Duration = Duration::from_millis(2);
 
 thread_local! {
-    /// The runtime that a call on this thread drives.
+    /// The runtime that this thread drives.
     static DRIVEN: Cell<*const Shared> = const { Cell::new(ptr::null()) };
 }
 
@@ -41,6 +41,8 @@ struct Shared {
     has_work: Condvar,
     /// Tells the thread, while it drives, that a call wants to.
     wanted: Notify,
+    /// The number of [`Awaited`].
+    awaited: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
@@ -51,6 +53,9 @@ struct Turns {
     has_called: bool,
     does_thread_drive: bool,
 }
+
+/// A call for which the thread drives the runtime as soon as no other call does.
+pub struct Awaited(Arc<AtomicUsize>);
 
 /// A call that drives the runtime.
 struct Turn<'a>(&'a Shared);
@@ -71,6 +76,7 @@ impl Runtime {
             turns: Mutex::default(),
             has_work: Condvar::new(),
             wanted: Notify::new(),
+            awaited: Arc::default(),
         });
         let of_thread = Arc::clone(&shared);
         let started = thread::Builder::new().name(name.into()).spawn(move || of_thread.run(until));
@@ -86,19 +92,19 @@ impl Runtime {
         }
     }
 
-    /// The handle of the runtime. A task that it spawns after a call may begin 2 ms late: see
-    /// [`Self::drive_by_thread`].
+    /// The handle of the runtime. A task that it spawns after a call may begin 2 ms late, unless it
+    /// is [awaited](Self::awaited).
     pub fn handle(&self) -> &Handle {
         self.shared.runtime.handle()
     }
 
-    /// Lets the thread drive the runtime at once, unless a call does.
-    pub fn drive_by_thread(&self) {
-        let mut turns = self.shared.turns();
-        if !turns.does_thread_drive {
-            turns.has_called = false;
-            self.shared.has_work.notify_one();
-        }
+    /// Lets the thread drive the runtime, whenever no call does, until the result is dropped.
+    pub fn awaited(&self) -> Awaited {
+        self.shared.awaited.fetch_add(1, Ordering::Relaxed);
+        // Under the mutex, so that the thread has not just looked.
+        let _turns = self.shared.turns();
+        self.shared.has_work.notify_one();
+        Awaited(Arc::clone(&self.shared.awaited))
     }
 
     /// Runs a future on the calling thread, which blocks and may belong to another runtime.
@@ -107,12 +113,8 @@ impl Runtime {
     /// returns: they send requests.
     ///
     /// # Panics
-    /// If a task of this runtime calls it, or a future that it runs.
+    /// On a thread that drives this runtime: the reply would be read by the thread that waits.
     pub fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
-        assert!(
-            DRIVEN.get() != Arc::as_ptr(&self.shared),
-            "a callback of the client waits for the same client: wait on another thread"
-        );
         // Otherwise, the budget of a task that calls this could be used up in one call.
         let mut work = pin!(unconstrained(work));
         // tokio lets no thread of a runtime drive another one.
@@ -129,26 +131,34 @@ impl Runtime {
                 return output;
             }
         }
-        self.block_on_parked(work)
+        self.block_without_driving(work)
     }
 
-    fn block_on_parked<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> T {
-        let _context = self.shared.runtime.enter();
-        let waker = Waker::from(Arc::new(Unpark(thread::current())));
-        loop {
-            let polled = work.as_mut().poll(&mut Context::from_waker(&waker));
-            self.drive_by_thread();
-            match polled {
-                Poll::Ready(output) => return output,
-                Poll::Pending => thread::park(),
-            }
-        }
+    /// As [`Self::block_on`], but leaves the runtime to the thread.
+    ///
+    /// # Panics
+    /// As [`Self::block_on`].
+    pub fn block_without_driving<T>(&self, work: impl Future<Output = T>) -> T {
+        assert!(
+            DRIVEN.get() != Arc::as_ptr(&self.shared),
+            "a callback of the client waits for the same client: wait on another thread"
+        );
+        let (_awaited, _context) = (self.awaited(), self.shared.runtime.enter());
+        pollster::block_on(work)
     }
 }
 
 impl Drop for Runtime {
     fn drop(&mut self) {
-        self.drive_by_thread();
+        // The thread finishes at once.
+        self.shared.turns().has_called = false;
+        self.shared.has_work.notify_one();
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -157,12 +167,17 @@ impl Shared {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn is_awaited(&self) -> bool {
+        self.awaited.load(Ordering::Relaxed) > 0
+    }
+
     /// Drives the runtime when no calls do, until this future is ready.
     fn run(&self, until: impl Future<Output = ()>) {
+        DRIVEN.set(self);
         let mut until = pin!(until);
         loop {
             let mut turns = self.turns();
-            while turns.calls > 0 || mem::take(&mut turns.has_called) {
+            while turns.calls > 0 || (mem::take(&mut turns.has_called) && !self.is_awaited()) {
                 let waited = self.has_work.wait_timeout(turns, THREAD_DRIVES_AFTER);
                 turns = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
@@ -199,25 +214,19 @@ impl<'a> Turn<'a> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         DRIVEN.set(ptr::null());
-        self.0.turns().calls -= 1;
-    }
-}
-
-/// Wakes the thread that waits for a future.
-struct Unpark(thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
+        let mut turns = self.0.turns();
+        turns.calls -= 1;
+        if turns.calls == 0 && self.0.is_awaited() {
+            self.0.has_work.notify_one();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::mpsc;
+    use std::sync::{Arc, mpsc};
     use std::thread::{self, ThreadId};
     use std::time::Duration;
 
@@ -294,24 +303,34 @@ mod tests {
     #[test]
     fn tasks_that_a_call_has_made_ready_run_before_it_returns() {
         let (runtime, _end) = start();
-        let has_run = || {
+        eventually(SOON, "a call drives", || {
             let ran = Arc::new(AtomicBool::new(false));
             let runs = Arc::clone(&ran);
-            runtime.block_on(async {
+            let driver = runtime.block_on(async {
+                let driver = tokio::spawn(async { thread::current().id() }).await.unwrap();
                 tokio::spawn(async move { runs.store(true, Ordering::Release) });
+                driver
             });
-            ran.load(Ordering::Acquire)
-        };
-        // Not if the thread drives, as during the first call.
-        let calls = (0..100).filter(|_| has_run()).count();
-        assert!(calls > 50, "after {calls} of 100 calls");
+            let did_drive = driver == thread::current().id();
+            assert!(!did_drive || ran.load(Ordering::Acquire), "the task did not run");
+            did_drive
+        });
     }
 
     #[test]
     fn call_from_a_callback_panics_instead_of_waiting_for_itself() {
         let (runtime, _end) = start();
-        let nested = || runtime.block_on(async { runtime.block_on(async {}) });
-        catch_unwind(AssertUnwindSafe(nested)).unwrap_err();
+        let runtime = Arc::new(runtime);
+        let nested = |runtime: &Runtime| {
+            catch_unwind(AssertUnwindSafe(|| runtime.block_on(async {}))).unwrap_err();
+        };
+        runtime.block_on(async { nested(&runtime) });
+        let (weak, (tell, told)) = (Arc::downgrade(&runtime), mpsc::channel());
+        runtime.handle().spawn(async move {
+            nested(&weak.upgrade().unwrap());
+            tell.send(()).unwrap();
+        });
+        told.recv_timeout(SOON).unwrap();
         runtime.block_on(async {});
     }
 
