@@ -15,10 +15,10 @@
 //! # }
 //! ```
 //!
-//! A call sends its requests and reads the replies on the caller's thread, which is faster than to
-//! wake another one. Each [`Quorum`] has a thread that does so between calls, and after the first
-//! 2 ms of a call: it keeps the connections, and renews the locks for which `renew` was called. The
-//! release of a lock that is dropped may begin 2 ms late; before the end of the program, call
+//! A call that is the only one sends its requests and reads the replies on the caller's thread,
+//! which is faster than to wake another one. Each [`Quorum`] has a thread that does so otherwise,
+//! and after the first 2 ms of a call: it keeps the connections, and renews locks. The release of a
+//! lock that is dropped may begin 2 ms late; before the end of the program, call
 //! [`Quorum::flush`]. A recorder of metrics and a layer of tracing are called on either thread, and
 //! panic if they wait for the same quorum.
 //!

@@ -1,9 +1,9 @@
 //! A runtime of tokio that is driven by the threads that wait for it.
 //!
 //! If a thread of its own did all the work, each call would wake that thread and be woken by it,
-//! which takes longer than a round trip to a node of the same network. A call thus drives the
-//! runtime itself, for 2 ms at most. Otherwise a thread drives it: a caller that waits for long
-//! delays no renewal, even if it is rarely scheduled.
+//! which takes longer than a round trip to a node of the same network. A call that is the only one
+//! thus drives the runtime itself, for 2 ms at most. Otherwise a thread drives it: a caller that
+//! waits for long delays no renewal, even if it is rarely scheduled.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -47,14 +47,13 @@ struct Shared {
 
 #[derive(Default)]
 struct Turns {
-    /// The calls that drive the runtime, or wait for another one that does.
-    calls: usize,
-    /// Whether a call has begun since the thread last looked.
+    does_call_drive: bool,
+    /// Whether a call has begun to drive since the thread last looked.
     has_called: bool,
     does_thread_drive: bool,
 }
 
-/// A call for which the thread drives the runtime as soon as no other call does.
+/// A call for which the thread drives the runtime, as soon as no other call does.
 pub struct Awaited(Arc<AtomicUsize>);
 
 /// A call that drives the runtime.
@@ -117,9 +116,7 @@ impl Runtime {
     pub fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
         // Otherwise, the budget of a task that calls this could be used up in one call.
         let mut work = pin!(unconstrained(work));
-        // tokio lets no thread of a runtime drive another one.
-        if Handle::try_current().is_err() {
-            let _turn = Turn::begin(&self.shared);
+        if let Some(_turn) = Turn::begin(&self.shared) {
             let driven = self.shared.runtime.block_on(async {
                 let output = timeout(CALL_DRIVES_FOR, work.as_mut()).await;
                 if output.is_ok() {
@@ -177,7 +174,8 @@ impl Shared {
         let mut until = pin!(until);
         loop {
             let mut turns = self.turns();
-            while turns.calls > 0 || (mem::take(&mut turns.has_called) && !self.is_awaited()) {
+            while turns.does_call_drive || (mem::take(&mut turns.has_called) && !self.is_awaited())
+            {
                 let waited = self.has_work.wait_timeout(turns, THREAD_DRIVES_AFTER);
                 turns = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
@@ -199,15 +197,21 @@ impl Shared {
 }
 
 impl<'a> Turn<'a> {
-    fn begin(shared: &'a Shared) -> Self {
+    /// Takes the runtime from the thread, unless other calls wait for it.
+    fn begin(shared: &'a Shared) -> Option<Self> {
+        // tokio lets no thread of a runtime drive another one.
+        let is_inside = Handle::try_current().is_ok();
         let mut turns = shared.turns();
-        turns.calls += 1;
+        if is_inside || turns.does_call_drive || shared.is_awaited() {
+            return None;
+        }
+        turns.does_call_drive = true;
         turns.has_called = true;
         if turns.does_thread_drive {
             shared.wanted.notify_one();
         }
         DRIVEN.set(shared);
-        Self(shared)
+        Some(Self(shared))
     }
 }
 
@@ -215,8 +219,8 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         DRIVEN.set(ptr::null());
         let mut turns = self.0.turns();
-        turns.calls -= 1;
-        if turns.calls == 0 && self.0.is_awaited() {
+        turns.does_call_drive = false;
+        if self.0.is_awaited() {
             self.0.has_work.notify_one();
         }
     }
@@ -261,6 +265,8 @@ mod tests {
             runtime.handle().spawn(async move { tell.send(thread::current().id()) });
             assert_ne!(told.recv_timeout(SOON).unwrap(), thread::current().id());
         }
+        let _awaited = runtime.awaited();
+        assert_ne!(driver_of_a_call(&runtime), thread::current().id(), "beside another call");
     }
 
     #[test]
