@@ -41,7 +41,7 @@ struct Shared {
     has_work: Condvar,
     /// Tells the thread, while it drives, that a call wants to.
     wanted: Notify,
-    /// The number of [`Awaited`].
+    /// The number of [`Awaited`]. A task may own one, so they own nothing else of the runtime.
     awaited: Arc<AtomicUsize>,
 }
 
