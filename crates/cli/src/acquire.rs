@@ -170,7 +170,7 @@ impl LockArgs {
         let builder = self.builder(quorum, node_timeout);
         let wait = if self.no_wait { Duration::ZERO } else { self.wait.unwrap_or(Duration::MAX) };
         let reason = match builder.try_acquire().await {
-            Err(error) if called_at.elapsed() < wait && !waiting_cannot_help(&error) => error,
+            Err(error) if called_at.elapsed() < wait && !exit::waiting_cannot_help(&error) => error,
             Err(AcquireError::Held { nodes, .. }) => {
                 self.warn_of_larger(quorum).await;
                 return Err(AcquireError::Held { nodes, holder: builder.holder().await });
@@ -263,25 +263,9 @@ pub(crate) fn check_ttl(ttl: Duration) -> anyhow::Result<Duration> {
     Ok(ttl)
 }
 
-/// Returns whether waiting cannot help: the request is invalid, or too many nodes fail permanently.
-fn waiting_cannot_help(error: &AcquireError) -> bool {
-    match error {
-        AcquireError::InvalidRequest { .. } => true,
-        AcquireError::NoQuorum { nodes } => nodes.is_permanent(),
-        _ => false,
-    }
-}
-
 /// Returns how the program ends. `conflict` is the exit code if another client holds the lock.
 pub(crate) fn not_acquired(error: &AcquireError, conflict: u8, verbose: bool) -> anyhow::Error {
-    let code = match error {
-        error if waiting_cannot_help(error) => exit::FAILED,
-        AcquireError::Held { .. } | AcquireError::TimedOut { .. } => conflict,
-        AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. } => {
-            exit::NO_MAJORITY
-        }
-        _ => exit::FAILED,
-    };
+    let code = exit::not_acquired(error, conflict);
     // With `-E 0` a held lock is a success, of which cron sends no mail.
     let is_silent = code == exit::SUCCESS && !verbose && !stderr().is_terminal();
     let message = format!("not acquired: {}", exit::describe(error));

@@ -37,6 +37,25 @@ pub(crate) fn without_majority<'a>(
     if is_permanent { FAILED } else { NO_MAJORITY }
 }
 
+/// Returns the exit code if no lock was acquired. `conflict` is the one if another client holds it.
+pub(crate) fn not_acquired(error: &AcquireError, conflict: u8) -> u8 {
+    match error {
+        error if waiting_cannot_help(error) => FAILED,
+        AcquireError::Held { .. } | AcquireError::TimedOut { .. } => conflict,
+        AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. } => NO_MAJORITY,
+        _ => FAILED,
+    }
+}
+
+/// Returns whether waiting cannot help: the request is invalid, or too many nodes fail permanently.
+pub(crate) fn waiting_cannot_help(error: &AcquireError) -> bool {
+    match error {
+        AcquireError::InvalidRequest { .. } => true,
+        AcquireError::NoQuorum { nodes } => nodes.is_permanent(),
+        _ => false,
+    }
+}
+
 /// An end without a result, with an exit code of its own and a message. A signal needs no message.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]

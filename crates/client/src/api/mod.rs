@@ -1,5 +1,6 @@
 //! The public types.
 
+mod deadline;
 mod detached;
 mod error;
 mod gate;
@@ -7,13 +8,13 @@ mod inspection;
 mod lock;
 mod lock_builder;
 mod lock_inner;
-mod ownership;
 mod queries;
 mod quorum;
 mod quorum_builder;
 mod revocation;
 mod watch;
 
+pub use deadline::{Deadline, Ownership};
 pub use detached::{DetachedLock, InvalidDetached};
 pub use error::{
     AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, InspectError,
@@ -27,7 +28,6 @@ pub use inspection::{
 pub use lock::{Coverage, Lock, Released};
 pub use lock_builder::LockBuilder;
 pub(crate) use lock_inner::LockInner;
-pub use ownership::{Deadline, Ownership};
 pub use quorum::Quorum;
 pub use quorum_builder::QuorumBuilder;
 pub use revocation::{NodeRevocation, Revocation, RevocationReport, RevocationState, RevokedNode};

@@ -1,8 +1,8 @@
 use std::fmt;
 
-use super::Monotonic;
 #[cfg(doc)]
-use super::{Node, ServerEvent};
+use super::ServerEvent;
+use super::{Monotonic, Node, Now};
 
 /// Why a node abstains: what may have made it forget locks that are still held.
 ///
@@ -10,8 +10,8 @@ use super::{Node, ServerEvent};
 /// abstains until it is promoted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The server started or loaded the module. The node abstains for `lock.rejoin-delay`
-    /// ([`Node::new`]).
+    /// The server started or loaded the module. The node abstains for `lock.rejoin-delay`, by
+    /// default as long as `lock.max-ttl` ([`Node::new`]).
     Start,
     /// The node was a replica, and replication is asynchronous. The node abstains for
     /// `lock.max-ttl` ([`ServerEvent::Promoted`]).
@@ -48,9 +48,24 @@ pub(super) struct Abstention {
     pub(super) is_replica: bool,
 }
 
+impl Node {
+    /// Abstains for `lock.max-ttl`.
+    pub(super) fn abstain(&mut self, now: Now, reason: Reason) {
+        self.abstention.begin(now.monotonic, self.max_ttl.ms(), reason);
+        self.fences.raise_all_to_ceiling(now.wall_us);
+    }
+}
+
 impl Abstention {
+    /// The abstention of a node that starts now.
+    pub(super) fn at_start(now: Monotonic, rejoin_delay_ms: u64) -> Self {
+        let mut abstention = Self::default();
+        abstention.begin(now, rejoin_delay_ms, Reason::Start);
+        abstention
+    }
+
     /// Begins an abstention, or prolongs it. Never shortens it.
-    pub(super) fn begin(&mut self, now: Monotonic, for_ms: u64, reason: Reason) {
+    fn begin(&mut self, now: Monotonic, for_ms: u64, reason: Reason) {
         let until = now.plus_us(for_ms.saturating_mul(1000));
         if until > now && self.until.is_none_or(|(old, _)| old < until) {
             self.until = Some((until, reason));

@@ -6,7 +6,7 @@ use super::leases::NewLock;
 use super::mutants::{NodeRule, is_broken};
 use super::node::PerKey;
 use super::queues::{Lack, Waiter, Wanted};
-use super::rank::{Rank, later_ticket};
+use super::ticket::{Rank, later_ticket};
 use super::turn::{ANSWER_UNITS, Budget, COMMAND_UNITS, write_units};
 use super::{
     Acquire, Change, CommandError, Extend, Key, Keyspace, Kind, Mode, Node, Now, Reply, Wants,
@@ -292,15 +292,11 @@ impl Node {
             return Err(CommandError::AlreadyWaits);
         }
         // This check precedes `block`, so that the server blocks no client above the limit.
-        let is_full = older.is_none() && self.queues.waiters() >= self.max_waiters;
-        // A full line keeps the oldest waiters of a key.
-        let displaced = rank.as_ref().filter(|_| is_full).and_then(|rank| {
-            let younger = |(hash, key, _)| self.queues.youngest_after(rank, hash, db, key);
-            named().find_map(younger)
-        });
-        if is_full && (displaced.is_none() || is_broken(NodeRule::FullLineKeepsYoungest)) {
-            return Err(CommandError::QueueFull { max_waiters: self.max_waiters });
-        }
+        let with_hash = || named().map(|(hash, key, _)| (hash, key));
+        let displaced = match older {
+            Some(_) => None,
+            None => self.queues.displaced_by(rank.as_ref(), db, with_hash())?,
+        };
         let Some(blocked_id) = keyspace.block() else { return refused(self) };
         self.stats.refusals -= 1;
         let repeated = older.filter(|&place| {
@@ -318,7 +314,7 @@ impl Node {
             blocked_id,
             has_ticket: rank.is_some(),
             rank: rank.filter(|_| !is_broken(NodeRule::OrderByArrival)).unwrap_or_else(|| {
-                let ticket = self.last_in_line(now, db, named().map(|(hash, key, _)| (hash, key)));
+                let ticket = self.last_in_line(now, db, with_hash());
                 Rank::new(ticket, token.as_ref())
             }),
             owner: owner.map(Into::into),

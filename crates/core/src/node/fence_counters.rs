@@ -8,7 +8,7 @@ pub(super) struct FenceCounters {
     counters: Box<[Fence]>,
     /// A lower bound of every counter: raising it raises them all.
     lower_bound: Fence,
-    max_clock_skew_us: u64,
+    pub(super) max_clock_skew_us: u64,
 }
 
 impl FenceCounters {
@@ -81,14 +81,6 @@ impl FenceCounters {
     /// The largest proposed fence that the node accepts now.
     pub(super) fn ceiling(&self, wall_us: u64) -> Fence {
         Fence::of_wall_us(wall_us).saturating_add(self.max_clock_skew_us)
-    }
-
-    /// The largest ticket that the node accepts now: twice as far ahead as a proposed fence.
-    ///
-    /// After a restart a node reports fences up to [`Self::ceiling`], and a client that hears one
-    /// answers with a larger one, by a clock that may differ as well.
-    pub(super) fn ticket_ceiling(&self, wall_us: u64) -> Fence {
-        self.ceiling(wall_us).saturating_add(self.max_clock_skew_us)
     }
 
     pub(super) fn last(&self, hash: u64) -> Fence {

@@ -168,14 +168,8 @@ impl Node {
                 return None;
             }
         }
-        let free = FreeKeys {
-            db,
-            keys: &names,
-            hashes: &hashes,
-            entries: &mut entries,
-            have_ended: true,
-            joined: None,
-        };
+        let (keys, entries) = (&names[..], &mut entries[..]);
+        let free = FreeKeys { db, keys, hashes: &hashes, entries, have_ended: true, joined: None };
         Some(self.grant_waiter(now, place, free, budget, keyspace))
     }
 }

@@ -1,6 +1,6 @@
 //! What a node needs of its server.
 
-use super::{BlockedId, ServerEvent};
+use super::{BlockedId, Change, Listeners, ServerEvent};
 
 /// The keys of a server, and all other effects of a node on it.
 ///
@@ -112,50 +112,7 @@ pub enum Kind {
     Other,
 }
 
-/// A change of a key. It is propagated as `SET … PXAT`, `PEXPIREAT` or `DEL`.
-#[derive(Debug)]
-pub enum Change<'a, N> {
-    /// The key was set to this value, with this expiry in milliseconds of the wall clock.
-    Set {
-        /// The value.
-        value: &'a N,
-        /// When it expires.
-        expires_at_ms: u64,
-    },
-    /// The expiry of the key was set, in milliseconds of the wall clock.
-    Expire {
-        /// When it expires.
-        expires_at_ms: u64,
-    },
-    /// The key was deleted.
-    Delete,
-    /// The key was deleted because it had expired.
-    Expired,
-}
-
-impl<N> Clone for Change<'_, N> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<N> Copy for Change<'_, N> {}
-
 /// The server refused a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the server refused the write")]
 pub struct WriteRefused;
-
-/// The listeners that receive what a server propagates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a listener of its own")]
-pub struct Listeners {
-    /// An append-only file.
-    pub append_only_file: bool,
-    /// A backlog from which replicas may resume.
-    pub backlog: bool,
-    /// Connected replicas.
-    pub replicas: bool,
-    /// A forked child, whose snapshot may be for a replica or for an append-only file.
-    pub child: bool,
-}

@@ -9,7 +9,7 @@ use super::chunks::{Chunks, Next};
 use super::holders::{Holders, NONE};
 use super::index::HashIndex;
 use super::node::PerKey;
-use super::rank::later_ticket;
+use super::ticket::later_ticket;
 use super::wheel::{Link, Step, Wheel};
 use super::{Key, Monotonic, Token};
 use crate::Fence;
@@ -21,7 +21,7 @@ pub(super) struct Lease {
     pub(super) token: Token,
     pub(super) owner: Option<Box<[u8]>>,
     pub(super) fence: Fence,
-    /// The ticket of the holder; see [`Rank`](super::rank::Rank).
+    /// The ticket of the holder; see [`Rank`](super::ticket::Rank).
     pub(super) ticket: Fence,
     pub(super) deadline: Monotonic,
     pub(super) granted: Monotonic,

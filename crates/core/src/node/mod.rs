@@ -11,12 +11,12 @@
 //! - `leases`, `holders`, `index`, `chunks`, `wheel`: the table of leases, and their deadlines.
 //!   `shared`: several holders of one key.
 //! - `fence_counters`: the next fence of a key.
-//! - `queues`: the waiters in order. `rank`: the order. `hand_over`: which waiter is granted a free
-//!   key. `held`: what a refusal tells.
+//! - `queues`: the waiters in order. `ticket`: the order. `hand_over`: which waiter is granted a
+//!   free key. `refusal`: what a refused client is told.
 //! - [`BlockedId`], [`WaitReply`], `answers`: a client that waits, and its answer.
 //! - [`ServerEvent`]: what the server reports about its keys, its role and its data as a whole.
 //! - [`Job`], [`Budget`]: the work of a turn.
-//! - `propagation`: what replicas and the append-only file receive, and what is skipped.
+//! - [`Change`], `propagation`: what replicas and the append-only file receive.
 //! - `abstention`, [`Reason`]: why a node abstains, and for how long.
 //! - [`Unwritable`]: why the server refuses the requests for locks itself.
 //! - [`Keyspace`]: what a node needs of its server.
@@ -34,7 +34,6 @@ mod extend;
 mod fence_counters;
 mod glob;
 mod hand_over;
-mod held;
 mod holders;
 mod index;
 mod inspect;
@@ -52,12 +51,13 @@ pub(crate) mod mutants;
 mod node;
 mod propagation;
 mod queues;
-mod rank;
+mod refusal;
 mod release;
 mod revoke;
 mod scan;
 mod server_events;
 mod shared;
+mod ticket;
 mod turn;
 mod unwritable;
 mod wheel;
@@ -72,11 +72,12 @@ pub use command::{
     Wants,
 };
 pub use glob::{PATTERN_BYTES_MAX, Pattern};
-pub use keyspace::{Access, Change, Keyspace, Kind, Listeners, WriteRefused};
+pub use keyspace::{Access, Keyspace, Kind, WriteRefused};
 pub use leases::Mode;
 #[cfg(feature = "mutants")]
 pub use mutants::{NodeRule, break_rule};
 pub use node::{Node, Stats};
+pub use propagation::{Change, Listeners};
 pub use queues::BlockedId;
 pub use scan::COUNT_MAX as SCAN_COUNT_MAX;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};

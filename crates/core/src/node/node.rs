@@ -24,7 +24,6 @@ pub struct Node {
     pub(super) leases: Leases,
     pub(super) queues: Queues,
     pub(super) answers: Answers,
-    pub(super) max_waiters: usize,
     pub(super) fences: FenceCounters,
     pub(super) max_ttl: Ttl,
     pub(super) abstention: Abstention,
@@ -76,16 +75,13 @@ impl Node {
     pub fn new(settings: Settings, now: Now) -> Self {
         let mut fences = FenceCounters::new(settings.fence_stripes, settings.max_clock_skew_ms);
         fences.raise_all_to_ceiling(now.wall_us);
-        let mut abstention = Abstention::default();
-        abstention.begin(now.monotonic, settings.rejoin_delay_ms, Reason::Start);
         Self {
             leases: Leases::new(settings.hash_seed, settings.table_shards),
-            queues: Queues::new(settings.hash_seed, settings.table_shards),
+            queues: Queues::new(settings.max_waiters, settings.hash_seed, settings.table_shards),
             answers: Answers::new(settings.defer_wakes),
-            max_waiters: settings.max_waiters,
             fences,
             max_ttl: settings.max_ttl,
-            abstention,
+            abstention: Abstention::at_start(now.monotonic, settings.rejoin_delay_ms),
             propagation: Propagation::new(true),
             flushed: None,
             loading: false,
@@ -229,7 +225,7 @@ impl Node {
 
     /// Sets how many clients may wait. Clients that already wait stay in their queues.
     pub fn set_max_waiters(&mut self, max_waiters: usize) {
-        self.max_waiters = max_waiters;
+        self.queues.max_waiters = max_waiters;
     }
 
     /// Sets how far ahead of the wall clock a proposed fence may lie, in milliseconds.

@@ -9,9 +9,9 @@ use smallvec::SmallVec;
 use super::chunks::Chunks;
 use super::index::HashIndex;
 use super::mutants::{NodeRule, is_broken};
-use super::rank::Rank;
+use super::ticket::Rank;
 use super::turn::Budget;
-use super::{Key, Mode, Monotonic, ShownWaiter, Wants};
+use super::{CommandError, Key, Mode, Monotonic, ShownWaiter, Wants};
 use crate::{Fence, Ttl};
 
 /// Names a blocked client. [`Keyspace::block`](super::Keyspace::block) makes each id once.
@@ -106,6 +106,8 @@ struct PlannedCheck {
 /// many waiters there are. A queue frees its memory when its last waiter leaves.
 #[derive(Clone, Debug)]
 pub(super) struct Queues {
+    /// `lock.max-waiters`. Waiters that already wait may be more.
+    pub(super) max_waiters: usize,
     hasher: FixedState,
     places: Chunks<Place>,
     items: Chunks<Queue>,
@@ -166,8 +168,9 @@ impl Lack {
 }
 
 impl Queues {
-    pub(super) fn new(hash_seed: u64, shards: usize) -> Self {
+    pub(super) fn new(max_waiters: usize, hash_seed: u64, shards: usize) -> Self {
         Self {
+            max_waiters,
             hasher: FixedState::with_seed(hash_seed),
             places: Chunks::default(),
             items: Chunks::default(),
@@ -463,17 +466,31 @@ impl Queues {
         last(single).max(last(several))
     }
 
-    /// The youngest waiter of a key, if it is younger than this rank.
-    pub(super) fn youngest_after(
+    /// The waiter that a newcomer displaces, because the line is full; `None` if there is room.
+    ///
+    /// # Errors
+    /// If the line is full, and the newcomer would be the youngest waiter of each of its keys. A
+    /// full line keeps the oldest waiters of a key.
+    pub(super) fn displaced_by<'k>(
         &self,
-        rank: &Rank,
-        hash: u64,
+        newcomer: Option<&Rank>,
         db: u32,
-        key: &[u8],
-    ) -> Option<u32> {
-        let Queue { single, several, .. } = &self.items[self.find(hash, db, key)?];
-        let youngest = single.last_key_value().max(several.last_key_value());
-        youngest.filter(|(last, _)| *last > rank).map(|(_, place)| *place)
+        mut keys: impl Iterator<Item = (u64, &'k [u8])>,
+    ) -> Result<Option<u32>, CommandError> {
+        if self.waiters() < self.max_waiters {
+            return Ok(None);
+        }
+        let displaced = newcomer.and_then(|newcomer| {
+            keys.find_map(|(hash, key)| {
+                let Queue { single, several, .. } = &self.items[self.find(hash, db, key)?];
+                let youngest = single.last_key_value().max(several.last_key_value());
+                youngest.filter(|(last, _)| *last > newcomer).map(|(_, &place)| place)
+            })
+        });
+        if displaced.is_none() || is_broken(NodeRule::FullLineKeepsYoungest) {
+            return Err(CommandError::QueueFull { max_waiters: self.max_waiters });
+        }
+        Ok(displaced)
     }
 
     /// Another waiter of a key that is older than this rank, and has time left.

@@ -223,9 +223,4 @@ impl Node {
         self.leases.end_all(db);
         self.queues.check_all();
     }
-
-    fn abstain(&mut self, now: Now, reason: Reason) {
-        self.abstention.begin(now.monotonic, self.max_ttl.ms(), reason);
-        self.fences.raise_all_to_ceiling(now.wall_us);
-    }
 }

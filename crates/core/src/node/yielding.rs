@@ -3,7 +3,7 @@
 use super::key_state::KeyState;
 use super::mutants::{NodeRule, is_broken};
 use super::node::PerKey;
-use super::rank::Rank;
+use super::ticket::Rank;
 use super::turn::{Budget, COMMAND_UNITS};
 use super::{Access, CommandError, Keyspace, Node, Now, Release, Reply};
 use crate::Fence;

@@ -2,7 +2,7 @@
 
 use super::node::PerKey;
 use super::queues::Lack;
-use super::rank::Rank;
+use super::ticket::Rank;
 use super::turn::{Budget, units};
 use super::{CommandError, Node, Now, Wants};
 use crate::Fence;
