@@ -15,35 +15,35 @@ use crate::{docs, module};
 pub(crate) type Handler = fn(&Ctx<'_>, Keys, Args<'_>) -> Result<(), CommandError>;
 
 pub(crate) fn acquire(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), CommandError> {
-    acquire_keys(ctx, keys, Wants::All, request::keys_and_token(keys, args)?)
+    acquire_keys(ctx, keys, Wants::All, &request::keys_and_token(keys, args)?)
 }
 
 pub(crate) fn acquire_any(ctx: &Ctx<'_>, keys: Keys, args: Args<'_>) -> Result<(), CommandError> {
-    acquire_keys(ctx, keys, Wants::Any, request::ordered_keys_and_token(keys, args)?)
+    acquire_keys(ctx, keys, Wants::Any, &request::ordered_keys_and_token(keys, args)?)
 }
 
 fn acquire_keys<'a>(
     ctx: &'a Ctx<'a>,
     keys: Keys,
     wants: Wants,
-    KeysAndToken { keys: names, token, rest }: KeysAndToken<'a>,
+    KeysAndToken { keys: names, token, rest }: &KeysAndToken<'a>,
 ) -> Result<(), CommandError> {
-    let (ttl, options) = request::acquire_terms(rest, keys)?;
+    let (ttl, options) = request::acquire_terms(*rest, keys)?;
     let mut keyspace = ServerKeyspace::for_command(ctx);
-    let acquire = node::Acquire {
+    let acquire = node::Command::Acquire(node::Acquire {
         db: keyspace.db(),
-        keys: &names,
+        keys: names,
         wants,
-        token: &token,
+        token,
         ttl,
         mode: options.mode,
         owner: options.owner.map(Arg::as_bytes),
         fence: options.fence,
         wait_ms: options.wait_ms.unwrap_or(0),
-    };
+    });
     // With WAIT, the reply to a grant includes the time waited.
     let waited_us = options.wait_ms.map(|_| 0);
-    match execute(&node::Command::Acquire(acquire), &mut keyspace)? {
+    match execute(&acquire, &mut keyspace)? {
         Reply::Granted(fence) => reply_granted(ctx, fence, waited_us, None),
         Reply::GrantedOne { fence, key } => {
             reply_granted(ctx, fence, waited_us, Some(names[key].as_ref()));
@@ -123,9 +123,9 @@ where
 fn execute<'a>(
     command: &node::Command<'_, Name<'a>>,
     keyspace: &mut ServerKeyspace<'a>,
-) -> Result<Reply, CommandError> {
+) -> Result<Reply, node::CommandError> {
     let now = clock::now();
-    Ok(module::state().node.execute(now, command, keyspace)?)
+    module::state().node.execute(now, command, keyspace)
 }
 
 fn send_reply(ctx: &Ctx<'_>, reply: Reply) {

@@ -15,7 +15,7 @@ fn scan(server: &mut Server, cursor: u64, pattern: Option<&[u8]>, count: u32) ->
                 let inspected = server.inspect(&lock.key);
                 assert_eq!(inspected.as_ref(), Some(&lock.inspected), "as INSPECT shows it");
             }
-            scanned
+            *scanned
         }
         other => panic!("{other:?}"),
     }

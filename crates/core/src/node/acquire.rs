@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{Fence, Ttl};
 
-/// The keys of a lock that is about to be granted: free ones, or the key of a shared lock that a
-/// reader joins.
+/// Keys that a lock is granted on if they are free, or the key of a shared lock that a reader
+/// joins. For a request, [`Node::look`] finds that out and sets the last two fields.
 pub(super) struct FreeKeys<'k, K: Keyspace> {
     pub(super) db: u32,
     pub(super) keys: &'k [K::Name],
@@ -22,18 +22,8 @@ pub(super) struct FreeKeys<'k, K: Keyspace> {
     pub(super) entries: &'k mut [K::Entry],
     /// Whether some of them may have a lease that has ended.
     pub(super) have_ended: bool,
-    /// The lease of the shared lock that the client joins; `None` if the keys are free.
-    pub(super) joined: Option<u32>,
-}
-
-/// What a request finds under keys that it tries together.
-struct Found {
-    /// For each key, why it cannot be granted; `None` if it can.
-    lacks: PerKey<Option<Lack>>,
-    /// Whether some keys have a lease that has ended.
-    have_ended: bool,
     /// The lease of the shared lock that the client may join.
-    joined: Option<u32>,
+    pub(super) joined: Option<u32>,
 }
 
 pub(super) struct Terms<'a, N> {
@@ -82,47 +72,50 @@ impl Node {
             return Err(CommandError::SeveralShared);
         }
         self.admit(now, acquire)?;
-        let hashes = self.hashes(db, keys);
-        let (tried_together, granted): (_, fn(_, _) -> _) = match wants {
-            Wants::All => (keys.len().max(1), |fence, _| Reply::Granted(fence)),
-            Wants::Any => (1, |fence, key| Reply::GrantedOne { fence, key }),
+        let all_hashes = self.hashes(db, keys);
+        let tries = if wants == Wants::All { keys.len().min(1) } else { keys.len() };
+        // Where the keys of a try and their hashes are.
+        let range = |index| if wants == Wants::All { 0..keys.len() } else { index..index + 1 };
+        let granted = |fence, key| match wants {
+            Wants::All => Reply::Granted(fence),
+            Wants::Any => Reply::GrantedOne { fence, key },
         };
-        for (index, keys) in keys.chunks(tried_together).enumerate() {
-            let tried = Acquire { keys, ..*acquire };
-            if let Some(fence) = self.ask_again(now, &tried, hashes[index], keyspace)? {
-                return Ok(granted(fence, index));
+        if let Some(ticket) = acquire.fence {
+            for index in 0..tries {
+                let one_try = Acquire { keys: &keys[range(index)], ..*acquire };
+                if let Some(fence) =
+                    self.ask_again(now, &one_try, ticket, all_hashes[index], keyspace)?
+                {
+                    return Ok(granted(fence, index));
+                }
             }
         }
-        let rank = self.rank(acquire, &hashes)?;
+        let ticket = self.ticket(acquire, &all_hashes)?;
+        let rank = ticket.map(|ticket| Rank::new(ticket, token.as_ref()));
         let place = place_in_line(acquire, rank.as_ref(), keyspace);
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
         let mut budget = Budget::units(COMMAND_UNITS);
-        let chunks = keys.chunks(tried_together).zip(hashes.chunks(tried_together));
-        for (index, (keys, tried_hashes)) in chunks.enumerate() {
-            let tried = Acquire { keys, ..*acquire };
-            let mut entries = self.open_all(now, db, keys, keyspace);
-            let found =
-                self.look(now, (&tried, tried_hashes, place), &entries, &mut budget, keyspace)?;
-            if found.joined.is_some_and(|lease| self.still_shares(now, lease, token.as_ref())) {
+        for index in 0..tries {
+            let (keys, hashes) = (&keys[range(index)], &all_hashes[range(index)]);
+            let entries = &mut self.open_all(now, db, keys, keyspace)[..];
+            let mut free = FreeKeys { db, keys, hashes, entries, have_ended: false, joined: None };
+            let before = lacks.len();
+            self.look(now, (acquire, place), &mut free, &mut lacks, &mut budget, keyspace)?;
+            if free.joined.is_some_and(|lease| self.still_shares(now, lease, token.as_ref())) {
                 // The client would wait for its own lock.
                 self.stats.refusals += 1;
                 return Ok(Reply::Refused);
             }
-            let is_held = matches!(found.lacks[..], [Some(Lack::Held(_))]);
+            let is_held = matches!(lacks[before..], [Some(Lack::Held(_))]);
             if is_held && is_shared && is_broken(NodeRule::SharedBesideExclusive) {
                 return Ok(Reply::Granted(acquire.fence.unwrap_or_default()));
             }
-            if found.lacks.iter().all(Option::is_none) {
-                self.leave_line(acquire, &hashes);
-                let Found { have_ended, joined, .. } = found;
-                let (hashes, entries) = (tried_hashes, &mut entries[..]);
-                let free = FreeKeys { db, keys, hashes, entries, have_ended, joined };
-                let ticket = rank.map(|rank| rank.ticket);
+            if lacks[before..].iter().all(Option::is_none) {
+                self.leave_line(acquire, &all_hashes);
                 let terms = Terms { token, owner, ttl, mode, ticket };
                 let fence = self.grant(now, free, &terms, keyspace)?;
                 return Ok(granted(fence, index));
             }
-            lacks.extend(found.lacks);
         }
         if is_broken(NodeRule::SomeOfTheKeys) && lacks.iter().any(Option::is_none) {
             let free = keys.iter().zip(&lacks).filter(|(_, lack)| lack.is_none());
@@ -131,40 +124,41 @@ impl Node {
         }
         if is_broken(NodeRule::AnyWaitsForFirst) && wants == Wants::Any {
             let first = Acquire { keys: &keys[..1], ..*acquire };
-            return self.wait_or_refuse(now, &first, rank, &hashes[..1], &lacks[..1], keyspace);
+            return self.wait_or_refuse(now, &first, rank, &all_hashes[..1], &lacks[..1], keyspace);
         }
-        self.wait_or_refuse(now, acquire, rank, &hashes, &lacks, keyspace)
+        self.wait_or_refuse(now, acquire, rank, &all_hashes, &lacks, keyspace)
     }
 
-    /// Looks at keys that a request tries together: at one key, if the request shares it. With a
-    /// `place` in line, only older waiters come before the request, and otherwise all do.
+    /// Looks at keys that a request tries together: at one key, if the request shares it. Adds to
+    /// `lacks` why each cannot be granted. With a `place` in line, only older waiters come before
+    /// the request, and otherwise all do.
     fn look<K: Keyspace>(
         &mut self,
         now: Now,
-        (tried, hashes, place): (&Acquire<'_, K::Name>, &[u64], Option<&Rank>),
-        entries: &[K::Entry],
+        (acquire, place): (&Acquire<'_, K::Name>, Option<&Rank>),
+        tried: &mut FreeKeys<'_, K>,
+        lacks: &mut PerKey<Option<Lack>>,
         budget: &mut Budget,
         keyspace: &K,
-    ) -> Result<Found, CommandError> {
-        let is_shared = tried.mode == Mode::Shared;
-        let mut found = Found { lacks: PerKey::new(), have_ended: false, joined: None };
-        for ((key, &hash), entry) in tried.keys.iter().zip(hashes).zip(entries) {
+    ) -> Result<(), CommandError> {
+        let is_shared = acquire.mode == Mode::Shared;
+        for ((key, &hash), entry) in tried.keys.iter().zip(tried.hashes).zip(&*tried.entries) {
             let key = (hash, tried.db, key.as_ref());
             let state = self.key_state(now.monotonic, key, keyspace, entry);
             if state == KeyState::WrongType {
                 return Err(CommandError::WrongType);
             }
-            found.joined = self.shared_lease(state).filter(|_| is_shared);
-            found.have_ended |= matches!(state, KeyState::Ended { .. });
+            tried.joined = self.shared_lease(state).filter(|_| is_shared);
+            tried.have_ended |= matches!(state, KeyState::Ended { .. });
             let taken =
-                if found.joined.is_some() { None } else { self.lack(now, state, keyspace, entry) };
-            found.lacks.push(taken.or_else(|| {
+                if tried.joined.is_some() { None } else { self.lack(now, state, keyspace, entry) };
+            lacks.push(taken.or_else(|| {
                 let passes = is_shared && is_broken(NodeRule::SharedPassesQueue);
                 let is_behind = self.is_behind_in_line(now, key, place, budget);
                 (is_behind && !passes).then_some(Lack::Behind)
             }));
         }
-        Ok(found)
+        Ok(())
     }
 
     /// Refuses the command if the node abstains, or if its ticket is too far ahead of the clock.
@@ -180,14 +174,17 @@ impl Node {
         Ok(())
     }
 
-    /// The rank of a request with FENCE. A token that stands in line keeps a larger ticket.
+    /// The ticket of a request with FENCE. A token that stands in line keeps a larger one.
     ///
     /// A request can take over one place only: each place is in up to 64 queues.
-    fn rank<N: AsRef<[u8]>>(
+    fn ticket<N: AsRef<[u8]>>(
         &self,
         acquire: &Acquire<'_, N>,
         hashes: &[u64],
-    ) -> Result<Option<Rank>, CommandError> {
+    ) -> Result<Option<Fence>, CommandError> {
+        if self.queues.waiters() == 0 {
+            return Ok(acquire.fence);
+        }
         let in_line = self.in_line(acquire, hashes);
         let mut places = in_line.into_iter().flatten();
         let first = places.next();
@@ -195,8 +192,8 @@ impl Node {
             return Err(CommandError::AlreadyWaits);
         }
         let in_line = first.map(|place| self.queues.waiter(place).rank.ticket);
-        let of_ticket = |ticket| in_line.map_or(ticket, |in_line| later_ticket(ticket, in_line));
-        Ok(acquire.fence.map(|ticket| Rank::new(of_ticket(ticket), acquire.token.as_ref())))
+        let later = |ticket| in_line.map_or(ticket, |in_line| later_ticket(ticket, in_line));
+        Ok(acquire.fence.map(later))
     }
 
     /// For each key of the request, the waiter with its token. Empty if no client waits at all.
@@ -233,11 +230,11 @@ impl Node {
         &mut self,
         now: Now,
         acquire: &Acquire<'_, K::Name>,
+        ticket: Fence,
         hash: u64,
         keyspace: &mut K,
     ) -> Result<Option<Fence>, CommandError> {
-        let &Acquire { db, keys, token, ttl, mode, fence, .. } = acquire;
-        let Some(ticket) = fence else { return Ok(None) };
+        let &Acquire { db, keys, token, ttl, mode, .. } = acquire;
         let key = keys[0].as_ref();
         if !self.may_hold(hash, db, key, token.as_ref()) {
             return Ok(None);
@@ -373,7 +370,7 @@ impl Node {
     /// holder instead if the client joins a shared lock.
     ///
     /// # Errors
-    /// If the server refuses one of the mirrors. Then nothing is granted.
+    /// If the server refuses one of the mirrors. Then nothing is granted, but a fence is used up.
     fn grant<K: Keyspace>(
         &mut self,
         now: Now,
@@ -399,6 +396,12 @@ impl Node {
             }
         });
         let value = random_value.as_ref().unwrap_or(terms.token);
+        let floor = random_value.as_ref().map(|_| self.fences.floor(hashes[0]));
+        // A processor that waits for the counter's memory writes the mirrors meanwhile.
+        let fence = match floor {
+            Some(floor) => self.fences.next_shared(hashes[0], terms.ticket, floor, now.wall_us),
+            None => self.fences.next(hashes, terms.ticket, now.wall_us),
+        };
         let expires_at_ms = now.wall_ms_after(terms.ttl.us());
         let written =
             entries.iter_mut().try_for_each(|entry| keyspace.set(entry, value, expires_at_ms));
@@ -416,17 +419,10 @@ impl Node {
             return Err(CommandError::NotWritten);
         }
         let names = keys.iter().map(AsRef::as_ref);
-        let fence = if let Some(value) = &random_value {
-            let floor = self.fences.floor(hashes[0]);
-            let fence = self.fences.next_shared(hashes[0], terms.ticket, floor, now.wall_us);
-            let lease = self.insert(hashes, names, &terms.lock(now, db, fence));
+        let lease = self.insert(hashes, names, &terms.lock(now, db, fence));
+        if let Some(floor) = floor {
             self.leases.share(lease, value.as_ref(), floor);
-            fence
-        } else {
-            let fence = self.fences.next(hashes, terms.ticket, now.wall_us);
-            self.insert(hashes, names, &terms.lock(now, db, fence));
-            fence
-        };
+        }
         // All mirrors are written first: a listener of one event may change the other keys.
         for key in keys {
             self.publish(keyspace, key, Change::Set { value, expires_at_ms });

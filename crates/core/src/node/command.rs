@@ -190,11 +190,11 @@ pub enum Reply {
     /// holds them. The reply is [`NotHeld`](Self::NotHeld) if it held none.
     Yielded(bool),
     /// The holder of the key; `None` if it is free.
-    Inspected(Option<Inspected>),
+    Inspected(Option<Box<Inspected>>),
     /// Whether there was a lock to revoke.
     Revoked(bool),
     /// The locks of one slice.
-    Scanned(Scanned),
+    Scanned(Box<Scanned>),
 }
 
 /// The locks of one slice of a database.

@@ -15,7 +15,7 @@ use super::{Key, Monotonic, Token};
 use crate::Fence;
 
 /// One key of a lock that is held, or of an ended lock whose mirror is not removed yet.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Lease {
     pub(super) key: Key,
     pub(super) token: Token,
@@ -52,9 +52,10 @@ pub enum Mode {
 }
 
 /// What is known of the mirror of a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum MirrorState {
     /// The mirror holds its [value](Lease::mirror_value), as far as the server has reported.
+    #[default]
     Written,
     /// The mirror needs a check: a command may have changed it, or the server reloaded its data.
     Doubted,
@@ -235,25 +236,21 @@ impl Leases {
     fn insert_one(&mut self, hash: u64, key: &[u8], new: &NewLock<'_>) -> u32 {
         let &NewLock { db, token, owner, fence, ticket, granted, deadline } = new;
         debug_assert!(self.find(hash, db, key).is_none(), "a key has one lease");
-        let slot = self.items.insert(Lease {
-            key: Key::from_slice(key),
-            token: Token::from_slice(token),
-            owner: owner.map(Into::into),
-            fence,
-            ticket,
-            deadline,
-            granted,
-            attend_at: deadline,
-            hash,
-            db,
-            epoch: self.ended.epoch,
-            next_key: 0,
-            group: NONE,
-            link: Link::default(),
-            mirror: MirrorState::Written,
-            revoked: None,
-        });
-        self.items[slot].next_key = slot;
+        // Filled in its place: a copy of what was just written would wait for the writes.
+        let slot = self.items.insert(Lease { group: NONE, ..Lease::default() });
+        let lease = &mut self.items[slot];
+        lease.key = Key::from_slice(key);
+        lease.token = Token::from_slice(token);
+        lease.owner = owner.map(Into::into);
+        lease.fence = fence;
+        lease.ticket = ticket;
+        lease.deadline = deadline;
+        lease.granted = granted;
+        lease.attend_at = deadline;
+        lease.hash = hash;
+        lease.db = db;
+        lease.epoch = self.ended.epoch;
+        lease.next_key = slot;
         self.by_key.insert(hash, slot);
         self.wheel.insert(&mut self.items, slot);
         slot

@@ -109,10 +109,11 @@ impl Node {
             }
             Command::Yield(yields) => self.yield_lock(now, yields, keyspace),
             Command::Inspect(inspect) => {
-                self.inspect(now, inspect.db, inspect.key, keyspace).map(Reply::Inspected)
+                let inspected = self.inspect(now, inspect.db, inspect.key, keyspace);
+                inspected.map(|inspected| Reply::Inspected(inspected.map(Box::new)))
             }
             Command::Revoke(revoke) => self.revoke(now, revoke, keyspace),
-            Command::Scan(scan) => Ok(Reply::Scanned(self.scan(now, scan, keyspace))),
+            Command::Scan(scan) => Ok(Reply::Scanned(Box::new(self.scan(now, scan, keyspace)))),
         };
         self.handle_events(now, keyspace);
         reply

@@ -305,7 +305,7 @@ impl Server {
     pub(crate) fn inspect(&mut self, key: &[u8]) -> Option<node::Inspected> {
         let key = Name::from_slice(key);
         match self.memory.execute(self.now(), &Command::Inspect(Inspect { db: 0, key: &key })) {
-            Ok(Reply::Inspected(inspected)) => inspected,
+            Ok(Reply::Inspected(inspected)) => inspected.map(|inspected| *inspected),
             other => unreachable!("all values are strings: {other:?}"),
         }
     }

@@ -4,7 +4,7 @@
 
 use quorlock_core::node::memory_server::{Name, Server, Value};
 use quorlock_core::node::{
-    self, BlockedId, Holder, Inspected, KeyBytes, KeyEvent, Listed, Mode, Monotonic, Now, Scanned,
+    self, BlockedId, Holder, KeyBytes, KeyEvent, Listed, Mode, Monotonic, Now, Scanned,
     ServerEvent, Settings, WaitReply, Wants,
 };
 use quorlock_core::{Fence, Ttl};
@@ -247,7 +247,8 @@ impl Model {
             Ok(node::Reply::Inspected(Some(inspected))) => {
                 Expected::Fields(fields(first(), &inspected))
             }
-            Ok(node::Reply::Scanned(Scanned { cursor, mut locks })) => {
+            Ok(node::Reply::Scanned(scanned)) => {
+                let Scanned { cursor, mut locks } = *scanned;
                 locks.sort_by(|one, other| one.key.cmp(&other.key));
                 let listed = |lock: &Listed| {
                     let fields = fields((db, known_key(&lock.key)?), &lock.inspected);
@@ -271,10 +272,10 @@ impl Model {
         let (db, key) = (place.0, Name::from_slice(place.1.as_bytes()));
         let inspect = node::Command::Inspect(node::Inspect { db, key: &key });
         match self.server.clone().execute(now, &inspect) {
-            Ok(node::Reply::Inspected(Some(Inspected {
-                holder: Holder::Lease { mode, .. },
-                ..
-            }))) => mode,
+            Ok(node::Reply::Inspected(Some(inspected))) => match inspected.holder {
+                Holder::Lease { mode, .. } => mode,
+                Holder::Foreign { .. } => Mode::Exclusive,
+            },
             _ => Mode::Exclusive,
         }
     }
