@@ -85,7 +85,6 @@ pub(crate) fn key_positions(keys: Keys, args: Args<'_>) -> Result<Range<usize>, 
 }
 
 /// Parses the keys and the token of a command. Returns each key once, sorted by bytes.
-#[inline]
 pub(crate) fn keys_and_token(keys: Keys, args: Args<'_>) -> Result<KeysAndToken<'_>, CommandError> {
     let mut parsed = ordered_keys_and_token(keys, args)?;
     parsed.keys.sort_unstable_by(|one, other| one.as_ref().cmp(other.as_ref()));
@@ -93,7 +92,6 @@ pub(crate) fn keys_and_token(keys: Keys, args: Args<'_>) -> Result<KeysAndToken<
 }
 
 /// Parses the keys and the token of a command. Returns each key once, in the client's order.
-#[inline]
 pub(crate) fn ordered_keys_and_token(
     keys: Keys,
     args: Args<'_>,

@@ -80,14 +80,10 @@ impl Node {
             Wants::All => Reply::Granted(fence),
             Wants::Any => Reply::GrantedOne { fence, key },
         };
-        if let Some(ticket) = acquire.fence {
-            for index in 0..tries {
-                let one_try = Acquire { keys: &keys[range(index)], ..*acquire };
-                if let Some(fence) =
-                    self.ask_again(now, &one_try, ticket, all_hashes[index], keyspace)?
-                {
-                    return Ok(granted(fence, index));
-                }
+        for index in 0..tries {
+            let one_try = Acquire { keys: &keys[range(index)], ..*acquire };
+            if let Some(fence) = self.ask_again(now, &one_try, all_hashes[index], keyspace)? {
+                return Ok(granted(fence, index));
             }
         }
         let ticket = self.ticket(acquire, &all_hashes)?;
@@ -182,9 +178,6 @@ impl Node {
         acquire: &Acquire<'_, N>,
         hashes: &[u64],
     ) -> Result<Option<Fence>, CommandError> {
-        if self.queues.waiters() == 0 {
-            return Ok(acquire.fence);
-        }
         let in_line = self.in_line(acquire, hashes);
         let mut places = in_line.into_iter().flatten();
         let first = places.next();
@@ -230,11 +223,11 @@ impl Node {
         &mut self,
         now: Now,
         acquire: &Acquire<'_, K::Name>,
-        ticket: Fence,
         hash: u64,
         keyspace: &mut K,
     ) -> Result<Option<Fence>, CommandError> {
-        let &Acquire { db, keys, token, ttl, mode, .. } = acquire;
+        let &Acquire { db, keys, token, ttl, mode, fence, .. } = acquire;
+        let Some(ticket) = fence else { return Ok(None) };
         let key = keys[0].as_ref();
         if !self.may_hold(hash, db, key, token.as_ref()) {
             return Ok(None);
@@ -370,7 +363,7 @@ impl Node {
     /// holder instead if the client joins a shared lock.
     ///
     /// # Errors
-    /// If the server refuses one of the mirrors. Then nothing is granted, but a fence is used up.
+    /// If the server refuses one of the mirrors. Then nothing is granted.
     fn grant<K: Keyspace>(
         &mut self,
         now: Now,
@@ -396,12 +389,6 @@ impl Node {
             }
         });
         let value = random_value.as_ref().unwrap_or(terms.token);
-        let floor = random_value.as_ref().map(|_| self.fences.floor(hashes[0]));
-        // A processor that waits for the counter's memory writes the mirrors meanwhile.
-        let fence = match floor {
-            Some(floor) => self.fences.next_shared(hashes[0], terms.ticket, floor, now.wall_us),
-            None => self.fences.next(hashes, terms.ticket, now.wall_us),
-        };
         let expires_at_ms = now.wall_ms_after(terms.ttl.us());
         let written =
             entries.iter_mut().try_for_each(|entry| keyspace.set(entry, value, expires_at_ms));
@@ -418,6 +405,11 @@ impl Node {
             }
             return Err(CommandError::NotWritten);
         }
+        let floor = random_value.as_ref().map(|_| self.fences.floor(hashes[0]));
+        let fence = match floor {
+            Some(floor) => self.fences.next_shared(hashes[0], terms.ticket, floor, now.wall_us),
+            None => self.fences.next(hashes, terms.ticket, now.wall_us),
+        };
         let names = keys.iter().map(AsRef::as_ref);
         let lease = self.insert(hashes, names, &terms.lock(now, db, fence));
         if let Some(floor) = floor {
